@@ -1,0 +1,23 @@
+// What a user may set of a pool. One list of keys: dymem.Config, DYMEM_CONF and `dymem run` use the same names.
+#pragma once
+#include "base/units.hpp"
+
+namespace dymem {
+
+enum class Backing : std::uint8_t {
+  automatic,   // vmm where the device has it, else contiguous
+  vmm,         // granules
+  contiguous,  // one slab; reserved = its high-water mark (CNMeM's shape)
+};
+
+struct PoolConfig {
+  Bytes limit = 0;            // bytes the pool may hold of the device; 0 = none
+  Backing backing = Backing::automatic;
+  bool alias = true;          // stitch idle granules by mapping them a second time; false: unmap and map again
+  bool debug = false;         // one mapping per block, with guard pages: for compute-sanitizer
+  // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack.
+  double grow_ratio = 0.01;
+  Bytes grow_slack = 8 * kMiB;
+};
+
+}  // namespace dymem

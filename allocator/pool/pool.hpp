@@ -1,0 +1,98 @@
+// The pool: one per device; the only lock of the core is here.
+//
+// Interface for the adapter (torch/), the C symbols (abi/), replay/ and the bindings. Thread safe. Nothing below calls
+// Python or takes a lock of anyone else while the pool's lock is held; the out-of-memory callback runs unlocked.
+//
+// Costs on the fast path (no driver call): one uncontended lock, one table lookup, one or two index updates; see
+// docs/decisions/0003 and bench/pool_calls.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/errors.hpp"
+#include "base/units.hpp"
+#include "driver/driver.hpp"
+#include "pool/config.hpp"
+#include "pool/stats.hpp"
+
+namespace dymem {
+
+// Dymem's classes (HPDC 2020, algorithm 3 and section 3.3.3): where in the pool a block belongs.
+enum class Mobility : std::uint8_t {
+  untagged,   // nothing known: as movable
+  movable,    // main space, from the low end
+  temporary,  // main space, from the high end
+  reclaimed,  // incremental space
+};
+
+enum class BlockState : std::uint8_t { free, live, pending };
+
+struct BlockInfo {
+  Addr address = 0;
+  Bytes size = 0;        // block bytes
+  Bytes requested = 0;   // bytes asked for; 0 when free
+  StreamId stream = 0;
+  Mobility mobility = Mobility::untagged;
+  BlockState state = BlockState::free;
+  bool stitched = false;  // its address is an alias
+};
+
+// Called when the device or the limit has nothing left, before failing; returns bytes it set free (0 = give up).
+using ReclaimCallback = std::function<Bytes(Bytes wanted)>;
+
+class TraceRecorder;
+
+class Pool {
+ public:
+  Pool(Driver& driver, const PoolConfig& config);
+  ~Pool();  // gives everything back; processes that exit do not call it (see abi/registry)
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // A block of at least `bytes` (0 counts as 1), ready for work enqueued on `stream` from now on.
+  // Throws OutOfMemory, InvalidArgument (absurd size), DriverError.
+  Addr malloc(Bytes bytes, StreamId stream, Mobility mobility = Mobility::untagged);
+  // The block is not used by work enqueued on its stream from now on. Throws InvalidArgument on an unknown address.
+  void free(Addr address);
+  // Work already enqueued on `stream` uses the block too: freeing it will wait for that work.
+  void record_stream(Addr address, StreamId stream);
+
+  // Give idle granules back to the device (PyTorch's empty_cache); returns bytes given back.
+  Bytes trim();
+  // Never moved, stitched or given back from now on: captured, registered, exported or peer-shared memory.
+  void pin(Addr address);
+  void unpin(Addr address);
+
+  void set_limit(Bytes limit);  // 0 = none
+  Bytes limit() const;
+  void set_reclaim_callback(ReclaimCallback callback);
+
+  // Is `address` inside a block a caller holds; if so describe it.
+  bool find(Addr address, BlockInfo* out) const;
+  bool owns(Addr address) const;  // inside any of the pool's addresses, held or not
+  // The largest block that malloc would hand out on `stream` without growing; and all idle bytes (for cacheInfo).
+  Bytes largest_free(StreamId stream) const;
+
+  PoolStats stats() const;
+  void reset_peak_stats();
+  void reset_accumulated_stats();
+
+  // Every block, by address (held ones at the address the caller has).
+  std::vector<BlockInfo> blocks() const;
+  // Recounts everything from the blocks; returns one sentence per broken invariant, naming it. Empty = sound.
+  std::vector<std::string> audit() const;
+
+  // Trace recording: not owned; nullptr = off.
+  void set_recorder(TraceRecorder* recorder);
+
+  Driver& driver();
+  const PoolConfig& config() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dymem
