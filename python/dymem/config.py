@@ -1,0 +1,144 @@
+"""What a user may set: `dymem.Config`, `DYMEM_CONF="key:value,…"` and the options of `dymem run` are one list of keys.
+
+The fields of Config are that list. The C++ core parses the same text (allocator/abi/registry.hpp), and a test holds
+the two lists equal. Pure Python: nothing is loaded, so a configuration can be made before anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Callable, Mapping
+
+from dymem.errors import ConfigError
+
+ENVIRONMENT = "DYMEM_CONF"
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_BYTES_MAX = 1 << 62
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from "20GiB", "512MiB", "1.5 GiB" or a plain number."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not match or match[2].lower() not in _UNITS or ("." in match[1] and not match[2]):
+        raise ConfigError(f"'{text}' is not a number of bytes; write 21474836480, 512MiB or 20GiB.")
+    unit = _UNITS[match[2].lower()]
+    value = int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
+    if value > _BYTES_MAX:
+        raise ConfigError(f"'{text}' is more memory than any device has; write for example 20GiB.")
+    return value
+
+
+def format_bytes(n: float) -> str:
+    """The shortest of "512 B", "12.0 MiB", "1.50 GiB": for people, never parsed."""
+    n = float(n)
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if abs(n) >= unit:
+            digits = 2 if abs(n) < 10 * unit else 1
+            return f"{n / unit:.{digits}f} {name}"
+    return f"{n:.0f} B"
+
+
+def _switch(text: str | bool) -> bool:
+    if isinstance(text, bool):
+        return text
+    if text.lower() in ("on", "off"):
+        return text.lower() == "on"
+    raise ConfigError(f"'{text}' is neither 'on' nor 'off'.")
+
+
+def _ratio(text: str | float) -> float:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = -1.0
+    if not 0.0 <= value <= 1e6:
+        raise ConfigError(f"'{text}' is not a ratio; write for example 0.01.")
+    return value
+
+
+def _count(text: str | int) -> int:
+    if not re.fullmatch(r"\d{1,3}", str(text)) or int(text) < 1:
+        raise ConfigError(f"'{text}' is not a number of devices from 1 to 999.")
+    return int(text)
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ConfigError(f"'{text}' is not one of {', '.join(names)}.")
+        return text
+
+    return parse
+
+
+def _key(default, parse, help: str):
+    return dataclasses.field(default=default, metadata={"parse": parse, "help": help})
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The configuration of dymem; every value has a default that needs no thought.
+
+    Byte values also take text ("20GiB"); switches also take "on" and "off".
+    """
+
+    limit: int = _key(0, parse_bytes, "Bytes that dymem may hold of each device; 0 = no limit.")
+    backing: str = _key("auto", _one_of("auto", "vmm", "contiguous"), "Where memory comes from: auto, vmm or contiguous.")
+    alias: bool = _key(True, _switch, "Stitch idle granules by mapping them a second time; off: unmap, then map again.")
+    debug: bool = _key(False, _switch, "One mapping per block, with guard pages, for compute-sanitizer.")
+    grow_ratio: float = _key(0.01, _ratio, "Grow to (1 + this) x the peak of occupied bytes before stitching.")
+    grow_slack: int = _key(8 << 20, parse_bytes, "Bytes to grow beyond that.")
+    driver: str = _key("cuda", _one_of("cuda", "emulated"), "The machine to run on: cuda, or emulated (for tests).")
+    emulated_capacity: int = _key(8 << 30, parse_bytes, "Bytes that each emulated device has.")
+    emulated_devices: int = _key(1, _count, "How many emulated devices there are.")
+    trace: bool = _key(False, _switch, "Record what the pool is asked, for `dymem replay`.")
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            try:
+                parsed = field.metadata["parse"](value)
+            except ConfigError as error:
+                raise ConfigError(f"{field.name}: {error}") from None
+            except AttributeError:
+                raise ConfigError(f"{field.name}: {value!r} has the wrong type.") from None
+            object.__setattr__(self, field.name, parsed)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> "Config":
+        for key in values:
+            if key not in cls.keys():
+                raise ConfigError(f"'{key}' is not a key of dymem's configuration; the keys are {', '.join(cls.keys())}.")
+        return cls(**values)
+
+    @classmethod
+    def from_conf(cls, text: str) -> "Config":
+        """From "key:value,key:value", the text of DYMEM_CONF."""
+        values: dict[str, str] = {}
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            key, colon, value = item.partition(":")
+            if not colon:
+                raise ConfigError(f"'{item}' in {ENVIRONMENT} is not key:value; the keys are {', '.join(cls.keys())}.")
+            if key.strip() in values:
+                raise ConfigError(f"'{key.strip()}' stands twice in {ENVIRONMENT}.")
+            values[key.strip()] = value.strip()
+        return cls.from_mapping(values)
+
+    @classmethod
+    def from_environment(cls) -> "Config":
+        return cls.from_conf(os.environ.get(ENVIRONMENT, ""))
+
+    def to_conf(self) -> str:
+        """The text of DYMEM_CONF that means this: only what differs from the defaults."""
+        items = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                items.append(f"{field.name}:{('on' if value else 'off') if isinstance(value, bool) else value}")
+        return ",".join(items)

@@ -1,0 +1,173 @@
+"""Builds dymem with plain g++: libdymem.so (the C++ core) and dymem._core (its Python bindings), no CMake.
+
+Both land in the package folder; _core finds libdymem beside itself (rpath $ORIGIN). Neither needs torch, CUDA or a
+GPU: the driver is looked up at run time, and the adapter to PyTorch is compiled on the user's machine at first use,
+against the torch that is there, from the C++ sources that the wheel carries in dymem/_src.
+
+Objects are compiled DYMEM_JOBS at a time (default: the CPUs this process may use) into build/obj/<key of the flags>,
+and only those whose source or headers are newer: `pip install .` twice compiles once.
+"""
+
+import concurrent.futures
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ROOT / "allocator"
+LIBRARY, CORE = "dymem.libdymem", "dymem._core"
+NOT_IN_LIBRARY = ("bind", "torch")  # layers that need Python or torch
+FLAGS = ["-std=c++20", "-O3", "-g1", "-fPIC", "-fno-semantic-interposition", "-pthread", "-Wall", "-Wextra",
+         "-Wno-attributes"]
+
+
+def fail(sentence):
+    sys.exit(f"dymem: {sentence}")
+
+
+def cpp_files(*folders):
+    return sorted(path for folder in folders for path in folder.rglob("*.cpp"))
+
+
+def library_sources():
+    layers = [folder for folder in sorted(SOURCES.iterdir()) if folder.is_dir() and folder.name not in NOT_IN_LIBRARY]
+    return cpp_files(*layers)
+
+
+def version():
+    text = (ROOT / "python" / "dymem" / "_version.py").read_text()
+    return re.search(r'__version__ = "([^"]+)"', text)[1]
+
+
+def pybind11_include():
+    """From the package pybind11, or from torch, which carries the same headers; neither is imported beyond its path."""
+    if importlib.util.find_spec("pybind11"):
+        import pybind11
+
+        return pybind11.get_include()
+    torch = importlib.util.find_spec("torch")
+    if torch and torch.origin and (Path(torch.origin).parent / "include" / "pybind11").is_dir():
+        return str(Path(torch.origin).parent / "include")
+    fail("the headers of pybind11 are not here; run `pip install pybind11` (or install without --no-build-isolation).")
+
+
+def find_compiler():
+    """The command and the first line of its --version."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    try:
+        answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        fail(f"no C++ compiler: '{' '.join(command)}' does not run; install g++ 11 or newer, or set CXX to a C++20 compiler.")
+    return command, answer.stdout.splitlines()[0]
+
+
+def out_of_date(target, depfile):
+    """Is `target` missing, or older than anything that its compiler-written dependency file names?"""
+    if not target.exists() or not depfile.exists():
+        return True
+    made = target.stat().st_mtime_ns
+    names = depfile.read_text().replace("\\\n", " ").split(":", 1)[1].split()
+    try:
+        return any(Path(name).stat().st_mtime_ns > made for name in names)
+    except FileNotFoundError:
+        return True
+
+
+class BuildNative(build_ext):
+    """Compiles and links the two shared objects; setuptools copies them (in place, wheel and editable alike)."""
+
+    def get_ext_filename(self, fullname):
+        if fullname.split(".")[-1] == "libdymem":
+            return os.path.join(*fullname.split(".")) + ".so"
+        return super().get_ext_filename(fullname)
+
+    def build_extensions(self):
+        self.compiler_command, compiler_version = find_compiler()
+        self.flags = FLAGS + shlex.split(os.environ.get("CXXFLAGS", "")) + ["-I", str(SOURCES)]
+        # What a user's flags or another compiler change must not be mixed with objects made before.
+        key = " ".join([*self.compiler_command, compiler_version, *self.flags])
+        self.objects_root = ROOT / "build" / "obj" / hashlib.sha256(key.encode()).hexdigest()[:12]
+        python = sysconfig.get_paths()["include"]
+        system = ["-isystem", pybind11_include(), "-isystem", python]
+        jobs = [(path, []) for path in library_sources()] + [(path, system) for path in cpp_files(SOURCES / "bind")]
+        objects = self.compile_all(jobs)
+        library = self.get_ext_fullpath(LIBRARY)
+        self.link(library, objects["library"], ["-Wl,-soname,libdymem.so", "-ldl"])
+        self.link(self.get_ext_fullpath(CORE), objects["bind"],
+                  ["-L" + os.path.dirname(library), "-l:libdymem.so", "-Wl,-rpath,$ORIGIN"])
+
+    def compile_all(self, jobs):
+        objects, todo = {"library": [], "bind": []}, []
+        for source, extra in jobs:
+            tag = f"-{sys.implementation.cache_tag}" if extra else ""  # bindings depend on the Python they are for
+            target = self.objects_root / source.relative_to(SOURCES).with_suffix(f"{tag}.o")
+            objects["bind" if extra else "library"].append(str(target))
+            if out_of_date(target, target.with_suffix(".d")):
+                todo.append((source, target, extra))
+        workers = int(os.environ.get("DYMEM_JOBS", 0)) or len(os.sched_getaffinity(0))
+        if todo:
+            print(f"dymem: compiling {len(todo)} of {len(jobs)} files, {workers} at a time", flush=True)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for outcome in [pool.submit(self.compile_one, *job) for job in todo]:
+                outcome.result()
+        return objects
+
+    def compile_one(self, source, target, extra):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(f".{os.getpid()}.part")  # a compile cut short must not look done
+        command = [*self.compiler_command, *self.flags, *extra, "-MMD", "-MF", str(target.with_suffix(".d")), "-MT",
+                   str(target), "-c", str(source), "-o", str(part)]
+        self.execute_compiler(command, f"{source.relative_to(ROOT)} does not compile")
+        os.replace(part, target)
+
+    def link(self, target, objects, options):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        command = [*self.compiler_command, "-shared", "-pthread", "-o", target, *objects,
+                   *shlex.split(os.environ.get("LDFLAGS", "")), *options]
+        self.execute_compiler(command, f"{os.path.basename(target)} does not link")
+
+    def execute_compiler(self, command, complaint):
+        answer = subprocess.run(command, capture_output=True, text=True)
+        if answer.stderr:
+            print(answer.stderr, file=sys.stderr, end="", flush=True)
+        if answer.returncode != 0:
+            fail(f"{complaint} with {self.compiler_command[0]} (C++20 is needed: g++ 11 or newer); its messages are above.")
+
+
+class BuildPackage(build_py):
+    """Adds to the wheel the C++ that the adapter is compiled from: all headers, and the sources in torch/."""
+
+    def run(self):
+        in_place = getattr(self, "editable_mode", False)
+        if not in_place:
+            shutil.rmtree(Path(self.build_lib) / "dymem", ignore_errors=True)  # what was deleted must not be shipped
+        super().run()
+        if not in_place:
+            for source, target in self.adapter_files():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+
+    def adapter_files(self):
+        wanted = sorted([*SOURCES.rglob("*.hpp"), *(SOURCES / "torch").rglob("*.cpp")])
+        return [(path, Path(self.build_lib) / "dymem" / "_src" / path.relative_to(ROOT)) for path in wanted]
+
+    def get_outputs(self, include_bytecode=True):
+        return super().get_outputs(include_bytecode) + [str(target) for _, target in self.adapter_files()]
+
+
+setup(
+    version=version(),
+    ext_modules=[Extension(LIBRARY, []), Extension(CORE, [])],
+    cmdclass={"build_ext": BuildNative, "build_py": BuildPackage},
+)
