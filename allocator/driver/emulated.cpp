@@ -1,0 +1,401 @@
+// The emulated device (emulated.hpp says what it promises). Put together from
+//   ledger           what the contract allows (D1..D5),
+//   host_pages       real bytes, or address_space: invented addresses,
+//   virtual_streams  clock, streams, events,
+// and the cost model. Order within a call: ask the ledger, then the host, then write the ledger; so a call that fails
+// has changed nothing (D8) and counts nothing. `native` carries the code CUDA would give, or errno of the host.
+// One mutex guards everything.
+#include "driver/emulated.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "driver/address_space.hpp"
+#include "driver/cost_model.hpp"
+#include "driver/host_pages.hpp"
+#include "driver/ledger.hpp"
+#include "driver/virtual_streams.hpp"
+
+namespace dymem {
+namespace {
+
+constexpr int kNativeInvalid = 1, kNativeOutOfMemory = 2, kNativeNotReady = 600, kNativeUnsupported = 801;
+constexpr Addr kInventedBase = 0x10'0000'0000;
+constexpr Addr kInventedEnd = Addr{1} << 47;
+constexpr Bytes kHostPage = 4096;
+
+Status invalid(const char* call) { return {Code::invalid, call, kNativeInvalid}; }
+Status exhausted(const char* call) { return {Code::out_of_memory, call, kNativeOutOfMemory}; }
+Status unsupported(const char* call) { return {Code::unsupported, call, kNativeUnsupported}; }
+Status host_failed(const char* call, int error) {
+  return {error == ENOMEM ? Code::out_of_memory : Code::failed, call, error};
+}
+
+class Emulated final : public EmulatedDriver {
+ public:
+  explicit Emulated(const EmulatedOptions& options)
+      : options_(options),
+        ledger_(options.granularity),
+        addresses_(kInventedBase, kInventedEnd - kInventedBase, options.granularity),
+        pages_(options.granularity),
+        streams_(options.realtime) {}
+
+  ~Emulated() override {
+    if (!options_.bytes) return;
+    for (const auto& [base, size] : ledger_.reservations()) pages_.release(base, size);
+    for (const auto& [base, size] : ledger_.slabs()) pages_.release(base, size);
+  }
+
+  const char* name() const override { return "emulated"; }
+  int device() const override { return options_.device; }
+  Bytes granularity() const override { return options_.granularity; }
+  bool has_vmm() const override { return options_.vmm; }
+
+  DeviceMemory memory() override {
+    const Lock lock(mutex_);
+    return {free_bytes(), options_.capacity};
+  }
+
+  // --- addresses
+
+  Status reserve(Bytes size, Addr* out) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("reserve");
+    if (ledger_.refuse_size(size)) return invalid("reserve");
+    if (size > options_.address_space - ledger_.reserved_addresses()) return exhausted("reserve");
+    Addr base = 0;
+    if (options_.bytes) {
+      if (const int error = pages_.reserve(size, &base)) return host_failed("reserve", error);
+    } else if (!(base = addresses_.take(size))) {
+      return exhausted("reserve");
+    }
+    ledger_.add_reservation(base, size);
+    ++counters_.reserve;
+    *out = base;
+    return {};
+  }
+
+  Status release_addresses(Addr base, Bytes size) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("release_addresses");
+    if (ledger_.refuse_release(base, size)) return invalid("release_addresses");
+    give_back_addresses(base, size);
+    ledger_.remove_reservation(base);
+    return {};
+  }
+
+  // --- physical memory
+
+  Status create(Bytes size, Handle* out) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("create");
+    if (ledger_.refuse_size(size)) return invalid("create");
+    if (size > free_bytes()) return exhausted("create");
+    Backing backing;
+    if (options_.bytes) {
+      if (const int error = pages_.create(size, &backing.offset)) return host_failed("create", error);
+      backing.size = size;
+      backings_.emplace(next_handle_, backing);
+    }
+    ledger_.add_granule(next_handle_, size);
+    ++counters_.create;
+    charge(cost::create_us(size));
+    *out = next_handle_++;
+    return {};
+  }
+
+  Status destroy(Handle handle) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("destroy");
+    if (ledger_.refuse_handle(handle)) return invalid("destroy");
+    const Bytes size = ledger_.granule_size(handle);
+    if (ledger_.destroy(handle)) drop_backing(handle);
+    ++counters_.destroy;
+    charge(cost::destroy_us(size));
+    return {};
+  }
+
+  Status map(Addr at, Bytes size, Handle handle) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("map");
+    if (ledger_.refuse_map(at, size, handle)) return invalid("map");
+    if (options_.bytes)
+      if (const int error = pages_.map(at, size, backings_.at(handle).offset)) return host_failed("map", error);
+    ledger_.map(at, size, handle);
+    mappings_max_ = std::max<std::uint64_t>(mappings_max_, ledger_.views().size());
+    ++counters_.map;
+    charge(cost::map_us(size));
+    return {};
+  }
+
+  Status set_access(Addr at, Bytes size) override {
+    const Lock lock(mutex_);
+    return give_access("set_access", at, size);
+  }
+
+  Status set_peer_access(Addr at, Bytes size, int peer) override {
+    const Lock lock(mutex_);
+    if (peer < 0 || peer == options_.device) return invalid("set_peer_access");
+    return give_access("set_peer_access", at, size);  // bytes are the host's: a peer sees them as we do
+  }
+
+  Status unmap(Addr at, Bytes size) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm) return unsupported("unmap");
+    if (ledger_.refuse_run(at, size)) return invalid("unmap");
+    if (options_.bytes)
+      if (const int error = pages_.unmap(at, size)) return host_failed("unmap", error);
+    double us = 0;
+    ledger_.for_run(at, size, [&](Addr, Ledger::View& view) { us += cost::unmap_us(view.size); });
+    ledger_.unmap(at, size, [&](Handle handle) { drop_backing(handle); });
+    ++counters_.unmap;
+    charge(us);
+    return {};
+  }
+
+  Status export_handle(Handle handle, int* fd) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm || !options_.bytes) return unsupported("export_handle");
+    if (ledger_.refuse_handle(handle)) return invalid("export_handle");
+    Backing& backing = backings_.at(handle);
+    if (const int error = pages_.export_at(backing.offset, fd)) return host_failed("export_handle", error);
+    backing.exported = true;
+    return {};
+  }
+
+  // --- slabs: charged as one granule mapped once
+
+  Status slab_alloc(Bytes size, Addr* out) override {
+    const Lock lock(mutex_);
+    if (size == 0 || size > kRequestMax) return invalid("slab_alloc");
+    size = round_up(size, options_.granularity);
+    if (size > free_bytes()) return exhausted("slab_alloc");
+    Addr base = 0;
+    if (options_.bytes) {
+      if (const int error = pages_.slab(size, &base)) return host_failed("slab_alloc", error);
+    } else if (!(base = addresses_.take(size))) {
+      return exhausted("slab_alloc");
+    }
+    ledger_.add_slab(base, size);
+    charge(cost::create_us(size) + cost::map_us(size) + cost::access_us(size));
+    *out = base;
+    return {};
+  }
+
+  Status slab_free(Addr base) override {
+    const Lock lock(mutex_);
+    if (ledger_.refuse_slab_free(base)) return invalid("slab_free");
+    const Bytes size = ledger_.slab_size(base);
+    give_back_addresses(base, size);
+    ledger_.remove_slab(base);
+    charge(cost::unmap_us(size) + cost::destroy_us(size));
+    return {};
+  }
+
+  // --- streams and events
+
+  Status event_create(EventId* out) override {
+    const Lock lock(mutex_);
+    *out = streams_.create();
+    return {};
+  }
+
+  Status event_destroy(EventId event) override {
+    const Lock lock(mutex_);
+    return streams_.destroy(event) ? Status{} : invalid("event_destroy");
+  }
+
+  Status event_record(EventId event, StreamId stream) override {
+    const Lock lock(mutex_);
+    if (!streams_.record(event, stream)) return invalid("event_record");
+    ++counters_.event_record;
+    return {};
+  }
+
+  Status event_query(EventId event) override {
+    const Lock lock(mutex_);
+    Nanos done = 0;
+    if (!streams_.completion(event, &done)) return invalid("event_query");
+    ++counters_.event_query;
+    if (done <= streams_.now()) return {};
+    return {Code::not_ready, "event_query", kNativeNotReady};
+  }
+
+  Status event_synchronize(EventId event) override {
+    Nanos done = 0, left = 0;
+    {
+      const Lock lock(mutex_);
+      if (!streams_.completion(event, &done)) return invalid("event_synchronize");
+      if (!options_.realtime) streams_.advance_to(done);
+      left = done - streams_.now();
+    }
+    // Real time passes without the lock, and may be pushed ahead meanwhile.
+    while (left > 0) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<Nanos>(left, 1'000'000)));
+      left = done - now();
+    }
+    return {};
+  }
+
+  Status stream_wait(StreamId stream, EventId event) override {
+    const Lock lock(mutex_);
+    if (!streams_.wait(stream, event)) return invalid("stream_wait");
+    ++counters_.event_wait;
+    return {};
+  }
+
+  bool is_capturing(StreamId stream) override {
+    const Lock lock(mutex_);
+    return streams_.is_capturing(stream);
+  }
+
+  // --- clock and bytes
+
+  Nanos now() override {
+    const Lock lock(mutex_);
+    return streams_.now();
+  }
+
+  Status write(Addr at, const void* from, Bytes n) override {
+    const Lock lock(mutex_);
+    if (!options_.bytes) return unsupported("write");
+    if (ledger_.refuse_bytes(at, n)) return invalid("write");
+    std::memcpy(reinterpret_cast<void*>(at), from, n);
+    return {};
+  }
+
+  Status read(Addr at, void* to, Bytes n) override {
+    const Lock lock(mutex_);
+    if (!options_.bytes) return unsupported("read");
+    if (ledger_.refuse_bytes(at, n)) return invalid("read");
+    std::memcpy(to, reinterpret_cast<const void*>(at), n);
+    return {};
+  }
+
+  DriverCounters counters() const override {
+    const Lock lock(mutex_);
+    return counters_;
+  }
+
+  // --- the model's own controls
+
+  void advance_to(Nanos t) override {
+    const Lock lock(mutex_);
+    streams_.advance_to(t);
+  }
+  void set_lag(Nanos lag) override {
+    if (lag < 0) throw InvalidArgument("set_lag: a lag is not negative: give the nanoseconds that work takes to finish");
+    const Lock lock(mutex_);
+    streams_.set_lag(lag);
+  }
+  void set_busy_until(StreamId stream, Nanos t) override {
+    const Lock lock(mutex_);
+    streams_.set_busy_until(stream, t);
+  }
+  void set_capturing(StreamId stream, bool capturing) override {
+    const Lock lock(mutex_);
+    streams_.set_capturing(stream, capturing);
+  }
+  void take_memory(Bytes n) override {
+    const Lock lock(mutex_);
+    if (n > free_bytes())
+      throw InvalidArgument("take_memory: " + human_bytes(n) + " is more than the emulated device has free (" +
+                            human_bytes(free_bytes()) + "): take less");
+    taken_ += n;
+  }
+  void give_memory(Bytes n) override {
+    const Lock lock(mutex_);
+    if (n > taken_)
+      throw InvalidArgument("give_memory: " + human_bytes(n) + " is more than was taken (" + human_bytes(taken_) +
+                            "): give back less");
+    taken_ -= n;
+  }
+  Bytes physical_in_use() const override {
+    const Lock lock(mutex_);
+    return ledger_.physical_bytes();
+  }
+  std::uint64_t mappings() const override {
+    const Lock lock(mutex_);
+    return ledger_.views().size();
+  }
+  std::uint64_t mappings_max() const override {
+    const Lock lock(mutex_);
+    return mappings_max_;
+  }
+  Bytes mapped_addresses() const override {
+    const Lock lock(mutex_);
+    return ledger_.mapped_bytes();
+  }
+
+ private:
+  using Lock = std::lock_guard<std::mutex>;
+
+  struct Backing {
+    std::uint64_t offset = 0;
+    Bytes size = 0;
+    bool exported = false;
+  };
+
+  Bytes free_bytes() const { return options_.capacity - taken_ - ledger_.physical_bytes(); }
+
+  void charge(double us) { counters_.memory_time_ns += std::llround(us * 1000.0); }
+
+  Status give_access(const char* call, Addr at, Bytes size) {
+    if (!options_.vmm) return unsupported(call);
+    if (ledger_.refuse_run(at, size)) return invalid(call);
+    if (options_.bytes)
+      if (const int error = pages_.set_access(at, size)) return host_failed(call, error);
+    double us = 0;
+    ledger_.for_run(at, size, [&](Addr, Ledger::View& view) {
+      view.accessible = true;
+      us += cost::access_us(view.size);
+    });
+    ++counters_.set_access;
+    charge(us);
+    return {};
+  }
+
+  void give_back_addresses(Addr base, Bytes size) {
+    if (options_.bytes) pages_.release(base, size);
+    else addresses_.give_back(base, size);
+  }
+
+  // What was exported may still be mapped by somebody: its host pages stay, though the device counts them as free.
+  void drop_backing(Handle handle) {
+    const auto it = backings_.find(handle);
+    if (it == backings_.end()) return;
+    if (!it->second.exported) pages_.destroy(it->second.offset, it->second.size);
+    backings_.erase(it);
+  }
+
+  const EmulatedOptions options_;
+  mutable std::mutex mutex_;
+  Ledger ledger_;
+  AddressSpace addresses_;
+  HostPages pages_;
+  VirtualStreams streams_;
+  std::unordered_map<Handle, Backing> backings_;  // bytes mode only
+  Handle next_handle_ = 1;
+  Bytes taken_ = 0;
+  std::uint64_t mappings_max_ = 0;
+  DriverCounters counters_;
+};
+
+}  // namespace
+
+std::unique_ptr<EmulatedDriver> make_emulated_driver(const EmulatedOptions& options) {
+  const Bytes unit = options.granularity;
+  if (unit < kHostPage || (unit & (unit - 1)))
+    throw InvalidArgument("emulated driver: the granularity must be a power of two of at least 4096 bytes, not " +
+                          std::to_string(unit));
+  if (options.device < 0) throw InvalidArgument("emulated driver: a device number is not negative");
+  return std::make_unique<Emulated>(options);
+}
+
+}  // namespace dymem
