@@ -9,6 +9,7 @@
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
 #include "replay/replay.hpp"
+#include "replay/trace_facts.hpp"
 #include "trace/recorder.hpp"
 #include "trace/trace_io.hpp"
 
@@ -147,6 +148,19 @@ void bind_trace(py::module_ m, py::module_ parent) {
         return is_trace_magic(bytes.data(), bytes.size());
       },
       py::arg("head"), "Does a file that begins with these bytes claim to be a dymem trace?");
+
+  m.def(
+      "facts",
+      [](const py::buffer& events) {
+        const TraceFacts facts = trace_facts(events_from_buffer(events), ReplayOptions{}.warm_from_iteration);
+        py::dict d;
+        d["live_peak_bytes"] = facts.live_peak;
+        d["occupied_peak_bytes"] = facts.occupied_peak;
+        d["native_reserved_peak_bytes"] =
+            facts.native_reserved_peak ? py::object(py::int_(*facts.native_reserved_peak)) : py::object(py::none());
+        return d;
+      },
+      py::arg("events"), "What a trace says by itself, without a pool: its peaks.");
 
   py::class_<TraceRecorder>(m, "Recorder", "Keeps the youngest `max_events` events of a pool (Pool.set_recorder).")
       .def(py::init([](const py::object& max_events) {
