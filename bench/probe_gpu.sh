@@ -35,6 +35,12 @@ if [ $first_code -ne 0 ] || [ $second_code -ne 0 ]; then
   exit 2
 fi
 
+PROBE_DRIVER=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+PROBE_COMMIT=${DYMEM_COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null)}
+# Loading a kernel at its first launch would wait for kernels that wait for it.
+CUDA_MODULE_LOADING=EAGER
+export PROBE_DRIVER PROBE_COMMIT CUDA_MODULE_LOADING
+
 code=0
 for probe in coherence costs; do
   if [ $probe = coherence ]; then set -- "$out" "$trials"; else set -- "$out"; fi

@@ -565,7 +565,7 @@ class Coherence {
                                                      gave_up, sink_);
       handshake_writer<<<1, 128, 0, other_>>>(granule_.words(from, p.offset), p.words, s, extra_ + 2 * t);
       LAUNCHED();
-    }, false, std::min(trials_, 2000));
+    }, false, std::min(trials_, 1000));
     uint32_t count = 0;
     CHECKED(cudaMemcpy(&count, gave_up, sizeof count, cudaMemcpyDeviceToHost));
     if (count) result.note = "the two grids did not run together in " + std::to_string(count) + " trials";

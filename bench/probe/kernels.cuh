@@ -170,7 +170,7 @@ __global__ void handshake_reader(const uint32_t* p, uint32_t words, uint32_t see
   if (threadIdx.x == 0) {
     store_release(flags, 1);
     ok = 0;
-    for (int tries = 0; tries < 2'000'000 && !ok; ++tries) ok = load<Load::acquire>(flags + 1);
+    for (int tries = 0; tries < 20'000 && !ok; ++tries) ok = load<Load::acquire>(flags + 1);
     if (!ok) atomicAdd(gave_up, 1u);
   }
   __syncthreads();
@@ -182,7 +182,7 @@ __global__ void handshake_reader(const uint32_t* p, uint32_t words, uint32_t see
 }
 __global__ void handshake_writer(uint32_t* p, uint32_t words, uint32_t seed, uint32_t* flags) {
   if (threadIdx.x == 0)
-    for (int tries = 0; tries < 2'000'000 && !load<Load::acquire>(flags); ++tries) {
+    for (int tries = 0; tries < 20'000 && !load<Load::acquire>(flags); ++tries) {
     }
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) p[i] = pattern(seed, i);

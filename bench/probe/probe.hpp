@@ -211,16 +211,14 @@ inline JsonObject machine() {
   CHECKED(cudaDriverGetVersion(&driver_version));
   CHECKED(cudaRuntimeGetVersion(&runtime_version));
   CHECKED(cudaGetDeviceCount(&devices));
-  std::string kernel_driver = "unknown";
-  if (std::FILE* file = std::fopen("/sys/module/nvidia/version", "r")) {
-    char text[64] = {};
-    if (std::fscanf(file, "%63s", text) == 1) kernel_driver = text;
-    std::fclose(file);
-  }
+  const char* kernel_driver = std::getenv("PROBE_DRIVER");  // set by probe_gpu.sh
+  const char* commit = std::getenv("PROBE_COMMIT");
   JsonObject out;
   out.put("gpu", std::string(prop.name)).put_int("gpus", devices).put_int("memory_bytes", prop.totalGlobalMem);
   out.put_int("multiprocessors", prop.multiProcessorCount).put_int("l2_bytes", prop.l2CacheSize);
-  out.put("driver", kernel_driver).put_int("cuda_driver", driver_version).put_int("cuda_runtime", runtime_version);
+  out.put("driver", std::string(kernel_driver ? kernel_driver : "unknown"));
+  out.put("commit", std::string(commit ? commit : "unknown"));
+  out.put_int("cuda_driver", driver_version).put_int("cuda_runtime", runtime_version);
   return out;
 }
 
