@@ -1,0 +1,148 @@
+// See registry.hpp (G1..G3). The state is allocated once and never freed, so that a tensor that outlives main() still
+// finds its pool and no destructor runs after the driver has gone.
+#include "abi/registry.hpp"
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "abi/peer_driver.hpp"
+#include "driver/emulated.hpp"
+#include "trace/recorder.hpp"
+
+namespace dymem {
+
+namespace detail {
+std::atomic<Pool*> pools[kDevicesMax];
+std::atomic<Pool*> only_pool;
+}  // namespace detail
+
+namespace {
+
+struct State {
+  std::mutex mutex;
+  std::optional<ProcessConfig> config;
+  int pools_made = 0;
+  std::unique_ptr<Driver> drivers[kDevicesMax];
+  std::unique_ptr<TraceRecorder> recorders[kDevicesMax];
+  std::vector<PoolHook> hooks;
+};
+
+State& state() {
+  static State* const instance = new State;
+  return *instance;
+}
+
+std::atomic<bool> is_forked_child{false};
+
+// Runs in every forked child (registered when the first pool is made, so only in those that inherit a used pool).
+// Async-signal-safe: atomic stores only.
+void after_fork_in_child() {
+  is_forked_child.store(true, std::memory_order_release);
+  detail::only_pool.store(nullptr, std::memory_order_release);
+  for (auto& entry : detail::pools) entry.store(nullptr, std::memory_order_release);
+}
+
+const ProcessConfig& config_locked(State& s) {
+  if (!s.config) {
+    const char* text = std::getenv("DYMEM_CONF");
+    s.config = parse_config(text ? text : "");
+  }
+  return *s.config;
+}
+
+std::unique_ptr<Driver> make_driver(const ProcessConfig& config, int device) {
+  if (config.driver == DriverKind::cuda) return make_peer_driver(make_cuda_driver(device));
+  EmulatedOptions options;
+  options.device = device;
+  options.capacity = config.emulated_capacity;
+  options.bytes = true;
+  options.realtime = true;
+  return make_emulated_driver(options);
+}
+
+}  // namespace
+
+void configure(const ProcessConfig& config) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (s.config && config_to_string(*s.config) == config_to_string(config)) return;
+  if (s.pools_made > 0)
+    throw InvalidArgument("dymem: the configuration cannot change once memory was allocated; it is " +
+                          config_to_string(*s.config) + ".");
+  if (s.config)
+    throw InvalidArgument("dymem: this process is already configured with " + config_to_string(*s.config) +
+                          "; configure it once, before the first use.");
+  s.config = config;
+}
+
+const ProcessConfig& process_config() {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return config_locked(s);  // once set it does not change: the reference stays good
+}
+
+int device_count() {
+  const ProcessConfig& config = process_config();
+  return config.driver == DriverKind::emulated ? config.emulated_devices : cuda_device_count();
+}
+
+Pool& pool(int device) {
+  if (Pool* made = pool_if_made(device)) return *made;
+  if (forked())
+    throw Error(
+        "dymem: this process was forked from one that had already used the GPU, which CUDA does not allow: start "
+        "workers with torch.multiprocessing.set_start_method('spawn'), or use the GPU only after forking.");
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (Pool* made = pool_if_made(device)) return *made;
+  const ProcessConfig& config = config_locked(s);
+  if (device < 0 || device >= kDevicesMax || (config.driver == DriverKind::emulated && device >= config.emulated_devices))
+    throw InvalidArgument("dymem: there is no device " + std::to_string(device) + "; devices are numbered from 0" +
+                          (config.driver == DriverKind::emulated
+                               ? " to " + std::to_string(config.emulated_devices - 1) + " (emulated_devices)."
+                               : std::string(".")));
+  std::unique_ptr<Driver> driver = make_driver(config, device);
+  auto made = std::make_unique<Pool>(*driver, config.pool);
+  if (config.record_trace) {
+    s.recorders[device] = std::make_unique<TraceRecorder>();
+    made->set_recorder(s.recorders[device].get());
+  }
+  for (PoolHook hook : s.hooks) hook(device, *made);
+  if (s.pools_made == 0) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  s.drivers[device] = std::move(driver);
+  ++s.pools_made;
+  Pool* published = made.release();
+  detail::pools[device].store(published, std::memory_order_release);
+  detail::only_pool.store(s.pools_made == 1 ? published : nullptr, std::memory_order_release);
+  return *published;
+}
+
+Pool* detail::pool_owning(Addr address) {
+  for (auto& entry : pools)
+    if (Pool* candidate = entry.load(std::memory_order_acquire); candidate && candidate->owns(address))
+      return candidate;
+  return nullptr;
+}
+
+bool forked() { return is_forked_child.load(std::memory_order_acquire); }
+
+void on_pool_made(PoolHook hook) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.hooks.push_back(hook);
+  for (int device = 0; device < kDevicesMax; ++device)
+    if (Pool* made = pool_if_made(device)) hook(device, *made);
+}
+
+TraceRecorder* recorder(int device) {
+  if (device < 0 || device >= kDevicesMax) return nullptr;
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  return s.recorders[device].get();
+}
+
+}  // namespace dymem

@@ -1,0 +1,342 @@
+// See adapter.hpp (T1..T5): allocation, freeing, statistics, settings.
+#include "torch/adapter.hpp"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "abi/entry.hpp"
+#include "abi/peer_driver.hpp"
+
+namespace dymem {
+namespace {
+
+Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
+StreamId to_stream(cudaStream_t stream) { return reinterpret_cast<StreamId>(stream); }
+c10::Device cuda_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
+
+const c10::impl::PyInterpreter* gpu_trace() { return c10::impl::GPUTrace::get_trace(); }
+
+// The profiler (profile_memory=True) wants the totals with each change; they are only asked for while it runs.
+void report_to_profiler(void* pointer, std::int64_t bytes, int device, Pool& pool) {
+  const PoolStats stats = pool.stats();
+  c10::reportMemoryUsageToProfiler(pointer, bytes, static_cast<size_t>(stats.allocated_bytes[kAll].current),
+                                   static_cast<size_t>(stats.reserved_bytes[kAll].current), cuda_device(device));
+}
+
+// What PyTorch's extensions registered to be run when memory runs out. Runs without the pool's lock.
+Bytes run_free_memory_callbacks(Pool& pool) {
+  auto* const registry = c10::FreeCudaMemoryCallbacksRegistry();
+  const auto live_before = pool.stats().allocated_bytes[kAll].current;
+  bool some = false;
+  for (const auto& name : registry->Keys()) some |= registry->Create(name)->Execute();
+  const auto freed = live_before - pool.stats().allocated_bytes[kAll].current;
+  if (freed > 0) return static_cast<Bytes>(freed);
+  return some ? 1 : 0;  // it says that it freed something, perhaps memory of another allocator: worth another try
+}
+
+// Each pool, before anyone else sees it.
+void prepare_pool(int device, Pool& pool) {
+  pool.set_reclaim_callback([&pool](Bytes) { return run_free_memory_callbacks(pool); });
+  // PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:…
+  const double fraction = native::CUDAAllocatorConfig::per_process_memory_fraction();
+  if (fraction < 1.0) set_memory_fraction(device, pool, fraction);
+}
+
+void check_device(int device) {
+  TORCH_CHECK(device >= 0 && device < kDevicesMax, "dymem: there is no device ", device, ".");
+}
+
+c10::CachingAllocator::Stat copy_stat(const Stat& from) {
+  c10::CachingAllocator::Stat to;
+  to.current = from.current;
+  to.peak = from.peak;
+  to.allocated = from.allocated;
+  to.freed = from.freed;
+  return to;
+}
+
+static_assert(static_cast<int>(c10::CachingAllocator::StatType::AGGREGATE) == kAll);
+static_assert(static_cast<int>(c10::CachingAllocator::StatType::SMALL_POOL) == kSmall);
+static_assert(static_cast<int>(c10::CachingAllocator::StatType::LARGE_POOL) == kLarge);
+c10::CachingAllocator::StatArray copy_stats(const StatArray& from) {
+  return {copy_stat(from[kAll]), copy_stat(from[kSmall]), copy_stat(from[kLarge])};
+}
+
+}  // namespace
+
+TorchAllocator::TorchAllocator(bool emulated)
+    : CUDAPluggableAllocator(
+          [](size_t size, int device, cudaStream_t stream) {
+            return torch_allocator().malloc_on(size, device, to_stream(stream));
+          },
+          [](void* pointer, size_t, int, cudaStream_t) { delete_block(pointer); }),
+      emulated_(emulated) {}
+
+void TorchAllocator::current_place(int* device, StreamId* stream) const {
+  if (__builtin_expect(emulated_, 0)) {
+    *device = 0;
+    *stream = 0;
+    return;
+  }
+  c10::DeviceIndex index = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&index));
+  *device = index;
+  *stream = to_stream(c10::cuda::getCurrentCUDAStream(index).stream());
+}
+
+void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
+  if (size == 0) return nullptr;
+  try {
+    Pool* made = pool_if_made(device);
+    if (__builtin_expect(!made, 0)) made = &pool(device);
+    void* const pointer = reinterpret_cast<void*>(made->malloc(size, stream));
+    if (const auto* trace = gpu_trace(); __builtin_expect(trace != nullptr, 0))
+      (*trace)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, to_addr(pointer));
+    if (__builtin_expect(c10::memoryProfilingEnabled(), 0))
+      report_to_profiler(pointer, static_cast<std::int64_t>(block_size(size)), device, *made);
+    return pointer;
+  } catch (const OutOfMemory& error) {
+    out_of_memory(error, device);
+  } catch (const InvalidArgument& error) {
+    TORCH_CHECK_WITH(OutOfMemoryError, size < kRequestMax, error.what());  // absurd sizes: what scripts catch
+    TORCH_CHECK(false, error.what());
+  } catch (const Error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+void TorchAllocator::out_of_memory(const OutOfMemory& error, int device) {
+  const OutOfMemoryFigures& f = error.figures;
+  c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(f.requested), f.live, f.reserved, cuda_device(device));
+  std::vector<native::OutOfMemoryObserver> observers;
+  {
+    std::lock_guard lock(observers_mutex_);
+    observers = observers_;
+  }
+  for (const auto& observer : observers)
+    observer(device, f.requested, f.limit ? f.limit : f.device_total, f.device_free);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+}
+
+c10::DataPtr TorchAllocator::allocate_on(size_t size, int device, StreamId stream) {
+  void* const pointer = malloc_on(size, device, stream);
+  return {pointer, pointer, &delete_block, cuda_device(device)};
+}
+
+c10::DataPtr TorchAllocator::allocate(size_t size) {
+  int device = 0;
+  StreamId stream = 0;
+  current_place(&device, &stream);
+  return allocate_on(size, device, stream);
+}
+
+void* TorchAllocator::raw_alloc(size_t size) {
+  if (size == 0) return nullptr;
+  int device = 0;
+  StreamId stream = 0;
+  current_place(&device, &stream);
+  return malloc_on(size, device, stream);
+}
+
+void* TorchAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
+  if (size == 0) return nullptr;
+  int device = 0;
+  StreamId current = 0;
+  current_place(&device, &current);
+  return malloc_on(size, device, to_stream(stream));
+}
+
+void TorchAllocator::delete_block(void* pointer) noexcept {
+  if (!pointer) return;
+  const Addr address = to_addr(pointer);
+  bool profiled = false;
+  BlockInfo block;
+  Pool* owner = nullptr;
+  try {
+    if (const auto* trace = gpu_trace(); __builtin_expect(trace != nullptr, 0))
+      (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, address);
+    if (__builtin_expect(c10::memoryProfilingEnabled(), 0)) {
+      owner = pool_of(address);
+      profiled = owner && owner->find(address, &block);
+    }
+  } catch (...) {
+    profiled = false;  // what watches must not keep a block from being freed
+  }
+  free_quietly(address);
+  if (__builtin_expect(profiled, 0)) try {
+      report_to_profiler(pointer, -static_cast<std::int64_t>(block.size), owner->driver().device(), *owner);
+    } catch (...) {
+    }
+}
+
+void TorchAllocator::raw_delete(void* pointer) {
+  if (!pointer || forked()) return;
+  BlockInfo block;
+  Pool* owner = pool_of(to_addr(pointer));
+  TORCH_CHECK(owner && owner->find(to_addr(pointer), &block) && block.address == to_addr(pointer),
+              "dymem: ", pointer, " is not the address of a block that is held: it was freed already, or comes from "
+              "another allocator.");
+  delete_block(pointer);
+}
+
+void TorchAllocator::record_stream_on(const c10::DataPtr& data, StreamId stream) {
+  // Empty tensors have no block, and memory of other owners (IPC, from_blob) is not ours to hold back.
+  if (!data.get() || data.get_deleter() != &delete_block) return;
+  if (Pool* owner = pool_of(to_addr(data.get_context()))) owner->record_stream(to_addr(data.get_context()), stream);
+}
+
+void TorchAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  record_stream_on(data, to_stream(stream.stream()));
+}
+
+void* TorchAllocator::getBaseAllocation(void* pointer, size_t* size) {
+  Addr base = 0;
+  Bytes bytes = 0;
+  TORCH_CHECK(base_allocation(to_addr(pointer), &base, &bytes), "dymem: no block that is held contains ", pointer, ".");
+  if (size) *size = bytes;
+  return reinterpret_cast<void*>(base);
+}
+
+// cuDNN asks how large a workspace it may take. As with PyTorch's allocator, a zero on entry asks for a guess that
+// counts what the device could still give.
+void TorchAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
+  check_device(device);
+  StreamId stream = 0;
+  int current = device;
+  current_place(&current, &stream);
+  if (current != device) stream = 0;
+  Pool* made = pool_if_made(device);
+  if (!made) {
+    if (emulated_ || *largest != 0) return;
+    made = &pool(device);
+  }
+  Bytes found = made->largest_free(stream);
+  if (*largest == 0) {
+    Bytes growth = made->driver().memory().free;
+    if (const Bytes limit = made->limit()) {
+      const Bytes reserved = static_cast<Bytes>(made->stats().reserved_bytes[kAll].current);
+      growth = std::min(growth, limit > reserved ? limit - reserved : 0);
+    }
+    found = std::max(found, growth);
+  }
+  *largest = std::max<size_t>(*largest, found);
+}
+
+void TorchAllocator::emptyCache(c10::MempoolId_t pool_id) {
+  TORCH_CHECK(pool_id.first == 0 && pool_id.second == 0,
+              "dymem does not serve MemPool yet, so none of its pools can be emptied: call torch.cuda.empty_cache().");
+  trim_all();
+}
+
+void TorchAllocator::init(int) { initialized_ = true; }
+
+void TorchAllocator::enable(bool value) {
+  TORCH_CHECK(value, "dymem cannot be switched off once it is installed: start the process without dymem.install().");
+}
+
+double TorchAllocator::getMemoryFraction(c10::DeviceIndex device) { return memory_fraction(device); }
+
+void TorchAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  check_device(device);
+  try {
+    set_memory_fraction(device, pool(device), fraction);
+  } catch (const Error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
+std::vector<native::StreamSegmentSize> TorchAllocator::getExpandableSegmentSizes(c10::DeviceIndex) {
+  return {};  // dymem has no expandable segments
+}
+
+c10::CachingDeviceAllocator::DeviceStats TorchAllocator::getDeviceStats(c10::DeviceIndex device) {
+  check_device(device);
+  Pool* made = pool_if_made(device);
+  const PoolStats from = made ? made->stats() : PoolStats{};
+  c10::CachingDeviceAllocator::DeviceStats to;
+  to.allocation = copy_stats(from.allocation);
+  to.segment = copy_stats(from.segment);
+  to.active = copy_stats(from.active);
+  to.inactive_split = copy_stats(from.inactive_split);
+  to.allocated_bytes = copy_stats(from.allocated_bytes);
+  to.reserved_bytes = copy_stats(from.reserved_bytes);
+  to.active_bytes = copy_stats(from.active_bytes);
+  to.inactive_split_bytes = copy_stats(from.inactive_split_bytes);
+  to.requested_bytes = copy_stats(from.requested_bytes);
+  to.num_alloc_retries = from.num_alloc_retries;
+  to.num_ooms = from.num_ooms;
+  to.num_sync_all_streams = from.num_sync_all_streams;
+  to.num_device_alloc = from.num_device_alloc;
+  to.num_device_free = from.num_device_free;
+  // Every block may be split, so none is oversize; PyTorch writes no limit as -1.
+  to.max_split_size = from.max_split_size ? static_cast<std::int64_t>(from.max_split_size) : -1;
+  return to;
+}
+
+void TorchAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  check_device(device);
+  if (Pool* made = pool_if_made(device)) made->reset_accumulated_stats();
+}
+
+void TorchAllocator::resetPeakStats(c10::DeviceIndex device) {
+  check_device(device);
+  if (Pool* made = pool_if_made(device)) made->reset_peak_stats();
+}
+
+void TorchAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
+  std::lock_guard lock(observers_mutex_);
+  observers_.push_back(std::move(observer));
+}
+
+// Kernels of `device` shall read and write memory of `accessed` directly.
+void TorchAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) {
+  if (emulated_) return;
+  c10::cuda::CUDAGuard guard(device);
+  const cudaError_t error = cudaDeviceEnablePeerAccess(accessed, 0);
+  if (error == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();  // fine, and not to be found later
+  else C10_CUDA_CHECK(error);
+  auto* const driver = dynamic_cast<PeerDriver*>(&pool(accessed).driver());
+  if (!driver || !driver->has_vmm()) return;  // plain allocations need no more than the runtime's word
+  const Status status = driver->enable_peer(device);
+  TORCH_CHECK(status.ok(), "dymem: device ", int(device), " cannot be given access to memory of device ", int(accessed),
+              ": ", status.call, " failed with code ", status.native, ".");
+}
+
+cudaError_t TorchAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
+                                        cudaStream_t stream, bool p2p_enabled) {
+  // Without peer access, only the peer form of the call can copy memory that was mapped rather than allocated.
+  if (p2p_enabled || to_device == from_device)
+    return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
+  return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
+}
+
+TorchAllocator& torch_allocator() {
+  static std::shared_ptr<native::CUDAAllocator>* const holder = new std::shared_ptr<native::CUDAAllocator>(
+      std::make_shared<TorchAllocator>(process_config().driver == DriverKind::emulated));
+  return static_cast<TorchAllocator&>(**holder);
+}
+
+bool native_allocator_initialized() {
+  auto* const current = native::allocator.load();
+  return current && current->initialized();
+}
+
+void install_torch_allocator() {
+  if (native_allocator_initialized())
+    throw InvalidArgument("dymem must be installed before the first use of CUDA: move dymem.install() up.");
+  TorchAllocator& adapter = torch_allocator();
+  // A second owner that owns nothing: the object is never destroyed.
+  torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(
+      std::shared_ptr<native::CUDAAllocator>(std::shared_ptr<void>(), &adapter));
+  c10::SetAllocator(c10::DeviceType::CUDA, &adapter);  // torch.accelerator asks here
+  on_pool_made(&prepare_pool);
+}
+
+}  // namespace dymem

@@ -1,0 +1,132 @@
+// dymem._torch: installing the adapter, and a way to call it without a GPU (with an explicit device and stream), which
+// is how the tests reach it over the emulated driver. Every function below goes through the adapter object that
+// PyTorch calls, not around it.
+#include <c10/core/Allocator.h>
+#include <pybind11/pybind11.h>
+
+#include <cstring>
+#include <memory>
+
+#include "torch/adapter.hpp"
+
+namespace py = pybind11;
+
+namespace dymem {
+namespace {
+
+// A c10::DataPtr that Python holds, as a tensor's storage would.
+struct HeldData {
+  c10::DataPtr data;
+};
+
+std::uintptr_t as_integer(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+void* as_pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+// A callback that PyTorch runs when memory is short, made of what Python gave. Registered once; the function can change.
+py::function* free_callback = nullptr;
+
+class PythonFreeCallback : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    py::gil_scoped_acquire gil;
+    return free_callback && (*free_callback)().cast<bool>();
+  }
+};
+
+void set_free_callback(py::function function) {
+  if (!free_callback)
+    c10::FreeCudaMemoryCallbacksRegistry()->Register(
+        "dymem_python", [] { return std::unique_ptr<c10::FreeMemoryCallback>(new PythonFreeCallback); });
+  free_callback = new py::function(std::move(function));  // kept: may run while the interpreter ends
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_torch, m) {
+  m.doc() = "dymem as PyTorch's CUDA allocator.";
+  // torch's errors become torch's Python exceptions: torch.OutOfMemoryError above all.
+  static const auto* const torch_oom = new py::object(py::module_::import("torch").attr("OutOfMemoryError"));
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const c10::OutOfMemoryError& error) {
+      PyErr_SetString(torch_oom->ptr(), error.what_without_backtrace());
+    } catch (const c10::NotImplementedError& error) {
+      PyErr_SetString(PyExc_NotImplementedError, error.what_without_backtrace());
+    } catch (const c10::Error& error) {
+      PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+    } catch (const InvalidArgument& error) {
+      PyErr_SetString(py::module_::import("dymem.errors").attr("InvalidArgument").ptr(), error.what());
+    }
+  });
+
+  m.def("install", &install_torch_allocator, "Make dymem PyTorch's CUDA allocator; touches no CUDA.");
+  m.def("native_initialized", &native_allocator_initialized,
+        "Whether the allocator that PyTorch uses now was initialised by a first use of CUDA.");
+
+  // --- for tests: the adapter, with explicit device and stream
+  py::class_<HeldData>(m, "Data")
+      .def_property_readonly("address", [](const HeldData& d) { return as_integer(d.data.get()); })
+      .def_property_readonly("device", [](const HeldData& d) { return int(d.data.device().index()); })
+      .def_property_readonly("has_deleter",
+                             [](const HeldData& d) { return d.data.get_deleter() == torch_allocator().raw_deleter(); })
+      .def("record_stream",
+           [](const HeldData& d, StreamId stream) { torch_allocator().record_stream_on(d.data, stream); })
+      .def("free", [](HeldData& d) { d.data.clear(); });
+  m.def("allocate", [](size_t size) { return std::make_unique<HeldData>(HeldData{torch_allocator().allocate(size)}); },
+        py::call_guard<py::gil_scoped_release>());
+  m.def("allocate_on",
+        [](size_t size, int device, StreamId stream) {
+          return std::make_unique<HeldData>(HeldData{torch_allocator().allocate_on(size, device, stream)});
+        },
+        py::arg("size"), py::arg("device") = 0, py::arg("stream") = 0, py::call_guard<py::gil_scoped_release>());
+  m.def("raw_alloc", [](size_t size) { return as_integer(native::raw_alloc(size)); },
+        py::call_guard<py::gil_scoped_release>());
+  m.def("raw_alloc_with_stream",
+        [](size_t size, std::uintptr_t stream) {
+          return as_integer(native::raw_alloc_with_stream(size, reinterpret_cast<cudaStream_t>(stream)));
+        },
+        py::call_guard<py::gil_scoped_release>());
+  m.def("raw_delete", [](std::uintptr_t address) { native::raw_delete(as_pointer(address)); });
+  m.def("raw_deleter", [] { return reinterpret_cast<std::uintptr_t>(native::get()->raw_deleter()); });
+  m.def("cache_info", [](int device, size_t largest) {
+    native::cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
+    return largest;
+  }, py::arg("device") = 0, py::arg("largest") = 0);
+  m.def("base_allocation", [](std::uintptr_t address) {
+    size_t size = 0;
+    const auto base = as_integer(native::getBaseAllocation(as_pointer(address), &size));
+    return py::make_tuple(base, size);
+  });
+  m.def("init", [] { native::init(1); }, "What PyTorch calls when it initialises CUDA.");
+  m.def("enable", [](bool value) { native::enable(value); });
+  m.def("set_free_callback", &set_free_callback, "Runs when memory is short, as extensions of PyTorch can register.");
+  m.def("device_allocator_is_ours", [] {
+    return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()) &&
+           native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator());
+  });
+  // What waits for later, by the name of the virtual function that PyTorch calls.
+  m.def("call_later", [](const std::string& name) {
+    auto* const a = native::get();
+    const c10::MempoolId_t id{0, 1};
+    if (name == "snapshot") a->snapshot();
+    else if (name == "recordHistory") a->recordHistory(true, nullptr, 1, native::RecordContext::STATE, false, {});
+    else if (name == "setUserMetadata") a->setUserMetadata("x");
+    else if (name == "attachAllocatorTraceTracker") a->attachAllocatorTraceTracker([](const auto&) {});
+    else if (name == "shareIpcHandle") a->shareIpcHandle(nullptr);
+    else if (name == "getIpcDevPtr") a->getIpcDevPtr("x");
+    else if (name == "beginAllocateToPool") a->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+    else if (name == "endAllocateToPool") a->endAllocateToPool(0, id);
+    else if (name == "createOrIncrefPool") a->createOrIncrefPool(0, id);
+    else if (name == "setUseOnOOM") a->setUseOnOOM(0, id, true);
+    else if (name == "setNoSplit") a->setNoSplit(0, id);
+    else if (name == "checkPoolLiveAllocations") a->checkPoolLiveAllocations(0, id, {});
+    else if (name == "getCheckpointState") a->getCheckpointState(0, id);
+    else if (name == "setCheckpointPoolState") a->setCheckpointPoolState(0, nullptr);
+    else if (name == "emptyCache") a->emptyCache(id);
+    else torch_compat::call_later_function(*a, name);
+  });
+  m.def("is_history_enabled", [] { return native::isHistoryEnabled(); });
+}
+
+}  // namespace dymem
