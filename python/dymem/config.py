@@ -14,18 +14,22 @@ from typing import Callable, Mapping
 from dymem.errors import ConfigError
 
 ENVIRONMENT = "DYMEM_CONF"
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_BYTES_MAX = 1 << 62
+_UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SIZE_MAX = 1 << 46  # kRequestMax: what no device has
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from "20GiB", "512MiB", "1.5 GiB" or a plain number."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if not match or match[2].lower() not in _UNITS or ("." in match[1] and not match[2]):
-        raise ConfigError(f"'{text}' is not a number of bytes; write 21474836480, 512MiB or 20GiB.")
-    unit = _UNITS[match[2].lower()]
-    value = int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
-    if value > _BYTES_MAX:
+    """Bytes from "20GiB", "512MiB", "1.5GiB", "20GB" (decimal) or a plain number; "none" is 0."""
+    word = str(text).strip().lower()
+    if word == "none":
+        return 0
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([a-z]*)", word)
+    plain = match and not match[2] and match[1].isdigit()
+    if not match or not (plain or match[2] in _UNITS):
+        raise ConfigError(f"'{text}' is not a size; write 20GiB, 512MiB or a number of bytes.")
+    value = int(match[1]) if plain else int(float(match[1]) * _UNITS[match[2]] + 0.5)
+    if value > _SIZE_MAX:
         raise ConfigError(f"'{text}' is more memory than any device has; write for example 20GiB.")
     return value
 
@@ -41,11 +45,12 @@ def format_bytes(n: float) -> str:
 
 
 def _switch(text: str | bool) -> bool:
-    if isinstance(text, bool):
-        return text
-    if text.lower() in ("on", "off"):
-        return text.lower() == "on"
-    raise ConfigError(f"'{text}' is neither 'on' nor 'off'.")
+    word = str(text).lower()
+    if word in ("on", "true", "1", "yes"):
+        return True
+    if word in ("off", "false", "0", "no"):
+        return False
+    raise ConfigError(f"'{text}' is neither on nor off.")
 
 
 def _ratio(text: str | float) -> float:
@@ -53,22 +58,28 @@ def _ratio(text: str | float) -> float:
         value = float(text)
     except (TypeError, ValueError):
         value = -1.0
-    if not 0.0 <= value <= 1e6:
-        raise ConfigError(f"'{text}' is not a ratio; write for example 0.01.")
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"'{text}' is not a number from 0 to 1.")
     return value
 
 
 def _count(text: str | int) -> int:
-    if not re.fullmatch(r"\d{1,3}", str(text)) or int(text) < 1:
-        raise ConfigError(f"'{text}' is not a number of devices from 1 to 999.")
+    if not re.fullmatch(r"\d{1,2}", str(text)) or not 1 <= int(text) <= 64:
+        raise ConfigError(f"'{text}' is not a number from 1 to 64.")
     return int(text)
+
+
+def _capacity(text: str | int) -> int:
+    if (value := parse_bytes(text)) == 0:
+        raise ConfigError("a device needs some memory; write for example 8GiB.")
+    return value
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in names:
+        if str(text).lower() not in names:
             raise ConfigError(f"'{text}' is not one of {', '.join(names)}.")
-        return text
+        return str(text).lower()
 
     return parse
 
@@ -91,7 +102,7 @@ class Config:
     grow_ratio: float = _key(0.01, _ratio, "Grow to (1 + this) x the peak of occupied bytes before stitching.")
     grow_slack: int = _key(8 << 20, parse_bytes, "Bytes to grow beyond that.")
     driver: str = _key("cuda", _one_of("cuda", "emulated"), "The machine to run on: cuda, or emulated (for tests).")
-    emulated_capacity: int = _key(8 << 30, parse_bytes, "Bytes that each emulated device has.")
+    emulated_capacity: int = _key(8 << 30, _capacity, "Bytes that each emulated device has.")
     emulated_devices: int = _key(1, _count, "How many emulated devices there are.")
     trace: bool = _key(False, _switch, "Record what the pool is asked, for `dymem replay`.")
 
@@ -102,8 +113,6 @@ class Config:
                 parsed = field.metadata["parse"](value)
             except ConfigError as error:
                 raise ConfigError(f"{field.name}: {error}") from None
-            except AttributeError:
-                raise ConfigError(f"{field.name}: {value!r} has the wrong type.") from None
             object.__setattr__(self, field.name, parsed)
 
     @classmethod

@@ -1,0 +1,54 @@
+"""dymem: a drop-in CUDA memory manager for PyTorch.
+
+    import dymem
+    dymem.install()          # before the first use of CUDA
+
+This import touches neither torch nor CUDA, loads no shared library and asks nothing of the machine; what needs the
+C++ core or torch loads it when it is called.
+"""
+
+from __future__ import annotations
+
+from dymem import errors
+from dymem._paths import library_path
+from dymem._version import __version__
+from dymem.config import Config
+from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument, OutOfMemory,
+                          TraceError)
+try:
+    from dymem.install import install  # also binds the name: from here on `dymem.install` is the function
+except ModuleNotFoundError:
+    pass
+
+__all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError", "InternalError", "InvalidArgument",
+           "OutOfMemory", "TraceError", "__version__", "empty_cache", "errors", "install", "library_path",
+           "memory_stats", "save_trace"]
+
+
+def memory_stats(device: int = 0) -> dict:
+    """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own. Zeros before first use."""
+    from dymem import _core
+
+    return _core.abi.stats(device)
+
+
+def empty_cache() -> int:
+    """Gives idle granules of all devices back to them, and says how many bytes."""
+    from dymem import _core
+
+    return _core.abi.trim()
+
+
+def save_trace(path, device: int = 0) -> int:
+    """Writes what the pool of `device` was asked so far, for `dymem replay`; returns the number of events.
+
+    Needs the configuration trace:on.
+    """
+    from dymem import _core
+
+    recorder = _core.abi.recorder(device) if _core.abi.made(device) else None
+    if recorder is None:
+        raise InvalidArgument(f"nothing was recorded of device {device}; install dymem with trace:on and use the device first.")
+    events = recorder.events()
+    _core.trace.write(str(path), events, device=device, dropped=recorder.dropped())
+    return len(events) // _core.trace.EVENT_BYTES

@@ -1,0 +1,19 @@
+"""`python -m dymem` and the `dymem` command. What it needs beyond Python is looked for here, once, in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+
+def main() -> None:
+    missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"dymem: the command line needs {' and '.join(missing)}; run `pip install {' '.join(missing)}`.")
+    from dymem.cli.app import app
+
+    app(prog_name="dymem")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`dymem`: what the commands are called and how they explain themselves; the work is in the file of each command.
+
+Exit codes, the same everywhere: 0 = done (and everything fitted), 1 = done, but something did not fit or is missing,
+2 = bad input, said in one sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from dymem import __version__
+from dymem.cli import compare, doctor, replay, run
+from dymem.cli.console import one_sentence
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="A drop-in CUDA memory manager for PyTorch: the same training, less GPU memory.\n\n"
+    "[bold]dymem run train.py[/bold] trains under it, [bold]dymem compare[/bold] shows what it saves, "
+    "[bold]dymem replay snapshot.pickle[/bold] asks whether a run of yours would have fitted. "
+    "None but the first needs a GPU.",
+    epilog="In a script: import dymem; dymem.install() before the first use of CUDA.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dymem {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
+                                                help="Show the version.")] = False) -> None:
+    pass
+
+
+@app.command("replay", epilog="Exit code 0: all fitted; 1: one did not; 2: bad input.  Record a snapshot with "
+             "torch.cuda.memory._record_memory_history(max_entries=10**7), then "
+             "torch.cuda.memory._dump_snapshot('run.pickle').")
+@one_sentence
+def _replay(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
+                      "(.pickle, also .xz or .gz) or dymem's own traces.")],
+    limit: Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="What dymem may hold: "
+                     "20GiB, 512MiB, bytes, or 1.02x = times the trace's own occupied peak. No limit unless given.")] = None,
+    lag: Annotated[float, typer.Option(metavar="MS", help="When work on one stream counts as done for another: so long "
+                   "after the trace says that the free completed, since a snapshot does not tell.")] = 10.0,
+    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write every figure there.")] = None,
+    alias: Annotated[str, typer.Option(metavar="on|off", help="Map idle granules a second time (on), or give "
+                     "them back and map them again (off).")] = "on",
+    backing: Annotated[str, typer.Option(metavar="auto|vmm|contiguous", help="Granules, or one slab.")] = "auto",
+    grow_ratio: Annotated[float, typer.Option("--grow-ratio", metavar="R", help="Grow to (1 + R) x the peak of occupied "
+                          "bytes before stitching.")] = 0.01,
+    grow_slack: Annotated[str, typer.Option("--grow-slack", metavar="BYTES",
+                          help="Bytes to grow beyond that.")] = "8MiB",
+    audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
+                     "0 = at the end only.")] = 0,
+) -> None:
+    """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
+    raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit,
+                                 config={"alias": alias, "backing": backing, "grow_ratio": grow_ratio,
+                                         "grow_slack": grow_slack}))
+
+
+@app.command("compare", epilog="With a GPU the bundled workloads are trained; without one, the bundled recordings are "
+             "replayed beside what PyTorch reserved for them on the card.")
+@one_sentence
+def _compare(
+    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write every figure there.")] = None,
+    only: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
+                    help="Only this recording or workload (may be repeated).")] = None,
+    recordings: Annotated[bool, typer.Option("--recordings", help="Replay the recordings even where a GPU is.")] = False,
+    lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
+) -> None:
+    """The same work under PyTorch's allocator and under dymem, in one table."""
+    raise typer.Exit(compare.main(json_file=json, only=only, recordings=recordings, lag_ms=lag))
+
+
+app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+            epilog="Child processes inherit it: dymem run -m torch.distributed.run --nproc-per-node 8 train.py")(
+    one_sentence(run.command()))
+
+
+@app.command("doctor", epilog="Exit code 0: dymem can serve PyTorch here; 1: something is missing, and what to do.")
+@one_sentence
+def _doctor() -> None:
+    """What this machine has, whether dymem can work here, and what to do if not."""
+    raise typer.Exit(doctor.main())

@@ -1,0 +1,130 @@
+"""`dymem compare`: the same work under PyTorch's allocator and under dymem, in one table.
+
+With a GPU, bench/train.py of the checkout trains each bundled workload twice, native and dymem, each in a process of
+its own. Without one (or from an installed package, which has no bench/), the bundled recordings are replayed on the
+emulated device, beside what PyTorch's allocator reserved for them on the card; that needs no torch.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dymem import __version__, _paths
+from dymem.cli.console import check_writable, complain, out, progress, write_json
+from dymem.cli.replay import parse_lag, replay_recording
+from dymem.cli.tables import compare_table, training_table
+from dymem.errors import DymemError, InvalidArgument
+from dymem.trace import load, name_of
+
+TRAIN = _paths.PACKAGE.parent.parent / "bench" / "train.py"
+
+
+def gpu_count() -> int:
+    """GPUs that the driver reports; asked without a context, so that nothing of the device is taken."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
+
+
+def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, lag_ms: float) -> int:
+    parse_lag(lag_ms)
+    check_writable(json_file)
+    if not recordings and gpu_count() > 0:
+        if TRAIN.exists():
+            return compare_training(json_file, only)
+        complain(f"a GPU is here, but not {TRAIN}: training needs a checkout; the recordings are replayed instead.")
+    return compare_recordings(json_file, only, lag_ms)
+
+
+def chosen(names: list[str], only: list[str] | None) -> list[str]:
+    unknown = [name for name in only or [] if name not in names]
+    if unknown:
+        raise InvalidArgument(f"there is no {unknown[0]}; there are {', '.join(names)}.")
+    return [name for name in names if not only or name in only]
+
+
+# --- recordings
+
+
+def _replay_file(path: str, lag_ms: float) -> list[dict]:  # runs in a worker process
+    return [replay_recording(recording, lag_ms=lag_ms) for recording in load(path)]
+
+
+def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: float) -> int:
+    paths = {name_of(path): path for path in sorted(_paths.traces_dir().glob("*.pickle.xz"))}
+    if not paths:
+        raise InvalidArgument(f"there are no recordings in {_paths.traces_dir()}; install dymem again.")
+    names = chosen(list(paths), only)
+    by_size = sorted(names, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
+    results, failed = {}, []
+    workers = min(2, len(os.sched_getaffinity(0)))
+    context = multiprocessing.get_context("spawn")
+    with progress() as bar, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        task = bar.add_task("replaying recordings", total=len(names))
+        started = {pool.submit(_replay_file, str(paths[name]), lag_ms): name for name in by_size}
+        for done in concurrent.futures.as_completed(started):
+            name = started[done]
+            try:
+                results[name] = done.result()
+            except DymemError as error:
+                failed.append(f"{name}: {error}")
+            bar.update(task, advance=1, description=f"replayed {name}")
+    rows = [row for name in names for row in results.get(name, [])]
+    if rows:
+        out.print(compare_table(rows, lag_ms))
+    for sentence in failed:
+        complain(sentence)
+    write_json(json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
+    return 2 if failed else int(any(row["oom"] or row["audit"] for row in rows))
+
+
+# --- training, on a GPU
+
+
+def _train(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(TRAIN), *arguments], capture_output=True, text=True)
+
+
+def compare_training(json_file: Path | None, only: list[str] | None) -> int:
+    listing = _train("--list")
+    if listing.returncode != 0:
+        raise InvalidArgument(f"bench/train.py cannot list its workloads: {last_line(listing)}")
+    names = chosen(listing.stdout.split(), only)
+    rows, failed = [], []
+    with progress() as bar, tempfile.TemporaryDirectory() as folder:
+        task = bar.add_task("training", total=2 * len(names))
+        for name in names:
+            row = {"workload": name}
+            for allocator in ("native", "dymem"):
+                bar.update(task, description=f"{name} under {allocator}")
+                target = Path(folder) / f"{name}.{allocator}.json"
+                run = _train(name, "--allocator", allocator, "--json", str(target))
+                if run.returncode == 0 and target.exists():
+                    row[allocator] = json.loads(target.read_text())
+                else:
+                    failed.append(f"{name} under {allocator}: {last_line(run)}")
+                bar.update(task, advance=1)
+            if "native" in row and "dymem" in row:
+                rows.append(row)
+    if rows:
+        out.print(training_table(rows))
+    for sentence in failed:
+        complain(sentence)
+    write_json(json_file, {"kind": "training", "workloads": rows, "errors": failed, "dymem": __version__})
+    return 1 if failed else 0
+
+
+def last_line(run: subprocess.CompletedProcess) -> str:
+    lines = (run.stderr or run.stdout).strip().splitlines()
+    return lines[-1] if lines else f"it ended with code {run.returncode} and said nothing."

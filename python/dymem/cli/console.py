@@ -1,0 +1,70 @@
+"""What all commands share: where text goes, how progress looks, how an error is said.
+
+Tables go to stdout; progress and complaints go to stderr, so that stdout can be kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Callable
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dymem.errors import DymemError, InvalidArgument
+
+WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 128  # a table in a file is not cut to 80 columns
+out = Console(width=WIDTH, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def complain(sentence: object) -> None:
+    err.print(f"dymem: {sentence}", markup=False)
+
+
+def one_sentence(command: Callable) -> Callable:
+    """Whatever dymem raises on purpose ends the command with its sentence and exit code 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args, **kwargs):
+        try:
+            return command(*args, **kwargs)
+        except DymemError as error:
+            complain(error)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            complain("stopped.")
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+def progress() -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                    console=err, transient=True, disable=not sys.stderr.isatty())
+
+
+def check_writable(path: Path | None) -> None:
+    """Before minutes of work: can the result be written there?"""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InvalidArgument(f"{path} cannot be written; name a file in a folder that exists.")
+
+
+def write_json(path: Path | None, content: dict) -> None:
+    """Whole or not at all: written beside the target, then renamed."""
+    if path is None:
+        return
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        os.replace(part, path)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,111 @@
+"""`dymem replay`: recorded allocations through the C++ pool on an emulated device.
+
+`replay_recording` is also what `dymem compare` runs; it returns the JSON object of one trace.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Callable
+
+from dymem import __version__
+from dymem.cli.console import check_writable, complain, err, out, progress, write_json
+from dymem.config import Config, parse_bytes
+from dymem.errors import DymemError, InvalidArgument
+from dymem.trace import Recording, load
+
+_RATIO = re.compile(r"(\d+(?:\.\d+)?)x")
+BROKEN = 3  # exit code where the pool's own audit failed
+
+
+def parse_limit(text: str | None) -> int | float | None:
+    """Bytes as int, a ratio of the occupied peak as float, None for no limit."""
+    if text is None:
+        return None
+    ratio = _RATIO.fullmatch(text.strip().lower())
+    value = float(ratio[1]) if ratio else parse_bytes(text)
+    if value == 0:
+        raise InvalidArgument("a limit of 0 leaves nothing to hold; leave --limit out for none.")
+    return value
+
+
+def parse_lag(lag_ms: float) -> int:
+    if not math.isfinite(lag_ms) or not 0 <= lag_ms <= 1e9:
+        raise InvalidArgument(f"a lag of {lag_ms} ms cannot be; write for example --lag 10.")
+    return round(lag_ms * 1e6)
+
+
+def replay_recording(recording: Recording, *, limit: int | float | None = None, lag_ms: float = 10.0,
+                     config: dict | None = None, audit_every: int = 0,
+                     progress: Callable[[int], None] | None = None) -> dict:
+    """The JSON object of one trace, its figures as the C++ core counted them."""
+    from dymem import _core
+
+    settings = Config.from_mapping(config or {})
+    limit_bytes = limit
+    if isinstance(limit, float):
+        limit_bytes = math.ceil(limit * _core.trace.facts(recording.events)["occupied_peak_bytes"])
+    options = {"limit": limit_bytes or 0, "backing": settings.backing, "alias": settings.alias,
+               "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack, "lag_ns": parse_lag(lag_ms),
+               "audit_every": audit_every}
+    result = _core.replay(recording.events, options, progress)
+    return {"name": recording.name, "file": recording.file, "device": recording.device, **result,
+            "limit_bytes": limit_bytes, "lag_ms": lag_ms, "alias": settings.alias, "backing": settings.backing,
+            "ignored_frees": recording.ignored_frees}
+
+
+def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Path | None, audit_every: int,
+         config: dict) -> int:
+    wanted_limit = parse_limit(limit)
+    parse_lag(lag_ms)
+    Config.from_mapping(config)
+    if audit_every < 0:
+        raise InvalidArgument("--audit counts events; write 0 for at the end only.")
+    check_writable(json_file)
+    results, bad = [], []
+    with progress() as bar:
+        for path in traces:
+            task = bar.add_task(path.name, total=None)
+            try:
+                for recording in load(path):
+                    bar.update(task, description=recording.name, total=len(recording), completed=0)
+                    results.append(replay_recording(
+                        recording, limit=wanted_limit, lag_ms=lag_ms, config=config, audit_every=audit_every,
+                        progress=lambda done: bar.update(task, completed=done)))
+            except DymemError as error:
+                text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+                bad.append({"file": str(path), "error": text})
+            bar.remove_task(task)
+    for each in bad:
+        complain(each["error"])
+    if results:
+        out.print(table(results))
+        explain(results)
+    write_json(json_file, {"traces": results, "errors": bad, "dymem": __version__})
+    if bad:
+        return 2
+    if any(result["audit"] for result in results):
+        return BROKEN
+    return 1 if any(result["oom"] for result in results) else 0
+
+
+def table(results: list[dict]):
+    from dymem.cli.tables import replay_table
+
+    return replay_table(results)
+
+
+def explain(results: list[dict]) -> None:
+    """What the table cannot say: where a trace stopped, and what was left out of it."""
+    from dymem.cli.tables import oom_sentence
+
+    for result in results:
+        if result["oom"]:
+            err.print(oom_sentence(result), markup=False)
+        if result["ignored_frees"]:
+            complain(f"{result['name']}: {result['ignored_frees']} frees of memory from before the recording began were "
+                     "left out; start recording before the model is built to have it all.")
+        for broken in result["audit"]:
+            complain(f"{result['name']}: broken invariant, please report it: {broken}")

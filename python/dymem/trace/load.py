@@ -1,0 +1,68 @@
+"""Loads whatever trace a user names: a PyTorch snapshot (.pickle, .xz, .gz) or dymem's own format.
+
+A Recording holds raw events (allocator/trace/event.hpp) that go to `_core.replay` as they are. Every refusal is a
+TraceError of one sentence that begins with the file's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from dymem.errors import DymemError, TraceError
+from dymem.trace import plain, snapshot
+
+_SUFFIXES = {".pickle", ".pkl", ".xz", ".gz", ".dymem", ".trace", ".bin", ".snapshot"}
+OWN_MAGIC = b"DYMEMTRC"
+
+
+@dataclasses.dataclass
+class Recording:
+    name: str
+    file: str
+    device: int
+    events: bytes | bytearray
+    ignored_frees: int = 0  # of blocks that were allocated before the recording began
+
+    def __len__(self) -> int:
+        return len(self.events) // snapshot.EVENT.size
+
+
+def name_of(path: Path) -> str:
+    """The file's name without folders and suffixes."""
+    name = path.name
+    while (at := name.rfind(".")) > 0 and name[at:].lower() in _SUFFIXES:
+        name = name[:at]
+    return name
+
+
+def load(path: str | Path) -> list[Recording]:
+    """The recordings in a file, one for each device that did anything."""
+    path = Path(path)
+    try:
+        if _begins_with(path, OWN_MAGIC):
+            return [_own(path)]
+        traces = snapshot.device_traces(plain.unpickle(plain.read_bytes(path)))
+    except DymemError as error:
+        raise TraceError(f"{path}: {error}") from None
+    several = len(traces) > 1
+    return [Recording(f"{name_of(path)}:{t.device}" if several else name_of(path), str(path), t.device, t.events,
+                      t.ignored_frees) for t in traces]
+
+
+def _own(path: Path) -> Recording:
+    from dymem import _core
+
+    trace = _core.trace.read(str(path))
+    events, ignored = trace["events"], 0
+    if trace["dropped"]:  # its beginning is gone: so are the allocations that some of its frees belong to
+        events, ignored = snapshot.without_orphans(events)
+    return Recording(name_of(path), str(path), trace["device"], events, ignored)
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False  # reading it as a snapshot says what is wrong
