@@ -1,0 +1,281 @@
+// dymem._core.driver: devices as they are, for tests and tools.
+//
+//   B1  A call that may fail does not raise: it answers a Code, or (Code, value) where it gives one; value is 0 (empty
+//       for read) unless the code is Code.ok. Exceptions are left to make_…() and to the emulation's own controls.
+//   B2  A decorator keeps what it wraps alive, and both stay usable from Python: `inner` is the same device. (In C++ a
+//       decorator owns what it wraps alone; here it owns a forwarder that shares it.)
+//   B3  Calls run without the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+
+#include "bind/bind.hpp"
+#include "driver/decorators.hpp"
+#include "driver/driver.hpp"
+#include "driver/emulated.hpp"
+
+namespace py = pybind11;
+
+namespace dymem {
+namespace {
+
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+// Passes everything on to a driver that it shares (B2).
+class Shared final : public Driver {
+ public:
+  explicit Shared(std::shared_ptr<Driver> to) : to_(std::move(to)) {}
+  const std::shared_ptr<Driver>& target() const { return to_; }
+
+  const char* name() const override { return to_->name(); }
+  int device() const override { return to_->device(); }
+  Bytes granularity() const override { return to_->granularity(); }
+  bool has_vmm() const override { return to_->has_vmm(); }
+  DeviceMemory memory() override { return to_->memory(); }
+  Status reserve(Bytes size, Addr* out) override { return to_->reserve(size, out); }
+  Status release_addresses(Addr base, Bytes size) override { return to_->release_addresses(base, size); }
+  Status create(Bytes size, Handle* out) override { return to_->create(size, out); }
+  Status destroy(Handle handle) override { return to_->destroy(handle); }
+  Status map(Addr at, Bytes size, Handle handle) override { return to_->map(at, size, handle); }
+  Status set_access(Addr at, Bytes size) override { return to_->set_access(at, size); }
+  Status unmap(Addr at, Bytes size) override { return to_->unmap(at, size); }
+  Status export_handle(Handle handle, int* fd) override { return to_->export_handle(handle, fd); }
+  Status set_peer_access(Addr at, Bytes size, int peer) override { return to_->set_peer_access(at, size, peer); }
+  Status slab_alloc(Bytes size, Addr* out) override { return to_->slab_alloc(size, out); }
+  Status slab_free(Addr base) override { return to_->slab_free(base); }
+  Status event_create(EventId* out) override { return to_->event_create(out); }
+  Status event_destroy(EventId event) override { return to_->event_destroy(event); }
+  Status event_record(EventId event, StreamId stream) override { return to_->event_record(event, stream); }
+  Status event_query(EventId event) override { return to_->event_query(event); }
+  Status event_synchronize(EventId event) override { return to_->event_synchronize(event); }
+  Status stream_wait(StreamId stream, EventId event) override { return to_->stream_wait(stream, event); }
+  bool is_capturing(StreamId stream) override { return to_->is_capturing(stream); }
+  Nanos now() override { return to_->now(); }
+  Status write(Addr at, const void* from, Bytes n) override { return to_->write(at, from, n); }
+  Status read(Addr at, void* to, Bytes n) override { return to_->read(at, to, n); }
+  DriverCounters counters() const override { return to_->counters(); }
+
+ private:
+  std::shared_ptr<Driver> to_;
+};
+
+// As the most specific class that Python knows.
+py::object inner_of(Driver& wrapped) {
+  const std::shared_ptr<Driver> driver = static_cast<Shared&>(wrapped).target();
+  if (auto d = std::dynamic_pointer_cast<EmulatedDriver>(driver)) return py::cast(d);
+  if (auto d = std::dynamic_pointer_cast<CheckedDriver>(driver)) return py::cast(d);
+  if (auto d = std::dynamic_pointer_cast<FaultyDriver>(driver)) return py::cast(d);
+  return py::cast(driver);
+}
+
+py::dict counters_dict(const DriverCounters& c) {
+  py::dict d;
+  d["reserve"] = c.reserve;
+  d["create"] = c.create;
+  d["map"] = c.map;
+  d["set_access"] = c.set_access;
+  d["unmap"] = c.unmap;
+  d["destroy"] = c.destroy;
+  d["event_record"] = c.event_record;
+  d["event_query"] = c.event_query;
+  d["event_wait"] = c.event_wait;
+  d["memory_time_ns"] = c.memory_time_ns;
+  d["memory_calls"] = c.memory_calls();
+  return d;
+}
+
+template <class Value, class Call>
+py::tuple answer(const Call& call) {
+  Value value{};
+  Status status;
+  {
+    py::gil_scoped_release gil;
+    status = call(&value);
+  }
+  return py::make_tuple(status.code, status.ok() ? value : Value{});
+}
+
+void bind_base(py::module_& m) {
+  py::class_<Driver, std::shared_ptr<Driver>>(m, "Driver", "One device: addresses, granules, views, events, a clock.")
+      .def_property_readonly("name", &Driver::name)
+      .def_property_readonly("device", &Driver::device)
+      .def_property_readonly("granularity", &Driver::granularity)
+      .def_property_readonly("has_vmm", &Driver::has_vmm)
+      .def(
+          "memory",
+          [](Driver& d) {
+            DeviceMemory memory;
+            {
+              py::gil_scoped_release gil;
+              memory = d.memory();
+            }
+            return py::make_tuple(memory.free, memory.total);
+          },
+          "(free, total) bytes of the device.")
+      .def(
+          "reserve", [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.reserve(n, out); }); },
+          py::arg("size"), "(code, address)")
+      .def(
+          "release_addresses", [](Driver& d, Addr base, Bytes n) { return d.release_addresses(base, n).code; },
+          py::arg("base"), py::arg("size"), WithoutGil())
+      .def(
+          "create", [](Driver& d, Bytes n) { return answer<Handle>([&](Handle* out) { return d.create(n, out); }); },
+          py::arg("size"), "(code, handle)")
+      .def("destroy", [](Driver& d, Handle handle) { return d.destroy(handle).code; }, py::arg("handle"), WithoutGil())
+      .def(
+          "map", [](Driver& d, Addr at, Bytes n, Handle handle) { return d.map(at, n, handle).code; }, py::arg("at"),
+          py::arg("size"), py::arg("handle"), WithoutGil())
+      .def(
+          "set_access", [](Driver& d, Addr at, Bytes n) { return d.set_access(at, n).code; }, py::arg("at"),
+          py::arg("size"), WithoutGil())
+      .def("unmap", [](Driver& d, Addr at, Bytes n) { return d.unmap(at, n).code; }, py::arg("at"), py::arg("size"),
+           WithoutGil())
+      .def(
+          "export_handle",
+          [](Driver& d, Handle handle) { return answer<int>([&](int* fd) { return d.export_handle(handle, fd); }); },
+          py::arg("handle"), "(code, file descriptor); the caller closes it")
+      .def(
+          "set_peer_access", [](Driver& d, Addr at, Bytes n, int peer) { return d.set_peer_access(at, n, peer).code; },
+          py::arg("at"), py::arg("size"), py::arg("peer"), WithoutGil())
+      .def(
+          "slab_alloc",
+          [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.slab_alloc(n, out); }); },
+          py::arg("size"), "(code, address)")
+      .def("slab_free", [](Driver& d, Addr base) { return d.slab_free(base).code; }, py::arg("base"), WithoutGil())
+      .def(
+          "event_create",
+          [](Driver& d) { return answer<EventId>([&](EventId* out) { return d.event_create(out); }); },
+          "(code, event)")
+      .def("event_destroy", [](Driver& d, EventId e) { return d.event_destroy(e).code; }, py::arg("event"),
+           WithoutGil())
+      .def(
+          "event_record", [](Driver& d, EventId e, StreamId s) { return d.event_record(e, s).code; }, py::arg("event"),
+          py::arg("stream"), WithoutGil())
+      .def("event_query", [](Driver& d, EventId e) { return d.event_query(e).code; }, py::arg("event"), WithoutGil(),
+           "Code.ok = complete, Code.not_ready = not yet")
+      .def("event_synchronize", [](Driver& d, EventId e) { return d.event_synchronize(e).code; }, py::arg("event"),
+           WithoutGil())
+      .def(
+          "stream_wait", [](Driver& d, StreamId s, EventId e) { return d.stream_wait(s, e).code; }, py::arg("stream"),
+          py::arg("event"), WithoutGil())
+      .def("is_capturing", &Driver::is_capturing, py::arg("stream"), WithoutGil())
+      .def("now", &Driver::now, WithoutGil(), "Nanoseconds.")
+      .def(
+          "write",
+          [](Driver& d, Addr at, const py::bytes& data) {
+            const std::string_view view = data;
+            py::gil_scoped_release gil;
+            return d.write(at, view.data(), view.size()).code;
+          },
+          py::arg("at"), py::arg("data"))
+      .def(
+          "read",
+          [](Driver& d, Addr at, Bytes n) {
+            // The last byte is tried first: an absurd length is refused before it costs us the memory.
+            std::string data;
+            char byte = 0;
+            Status status = n > 1 ? d.read(at + n - 1, &byte, 1) : Status{};
+            if (status.ok()) {
+              data.resize(n);
+              py::gil_scoped_release gil;
+              status = d.read(at, data.data(), n);
+            }
+            return py::make_tuple(status.code, py::bytes(status.ok() ? data : std::string()));
+          },
+          py::arg("at"), py::arg("n"), "(code, bytes)")
+      .def("counters", [](const Driver& d) { return counters_dict(d.counters()); });
+}
+
+void bind_emulated(py::module_& m) {
+  py::class_<EmulatedDriver, Driver, std::shared_ptr<EmulatedDriver>>(m, "EmulatedDriver",
+                                                                      "A device on the CPU, with its own time.")
+      .def("advance_to", &EmulatedDriver::advance_to, py::arg("t"))
+      .def("set_lag", &EmulatedDriver::set_lag, py::arg("lag"))
+      .def("set_busy_until", &EmulatedDriver::set_busy_until, py::arg("stream"), py::arg("t"))
+      .def("set_capturing", &EmulatedDriver::set_capturing, py::arg("stream"), py::arg("capturing"))
+      .def("take_memory", &EmulatedDriver::take_memory, py::arg("n"))
+      .def("give_memory", &EmulatedDriver::give_memory, py::arg("n"))
+      .def("physical_in_use", &EmulatedDriver::physical_in_use)
+      .def("mappings", &EmulatedDriver::mappings)
+      .def("mappings_max", &EmulatedDriver::mappings_max)
+      .def("mapped_addresses", &EmulatedDriver::mapped_addresses);
+  const EmulatedOptions defaults;
+  m.def(
+      "make_emulated",
+      [](int device, Bytes capacity, bool bytes, bool realtime, bool vmm, Bytes address_space, Bytes granularity) {
+        EmulatedOptions options;
+        options.device = device;
+        options.capacity = capacity;
+        options.bytes = bytes;
+        options.realtime = realtime;
+        options.vmm = vmm;
+        options.address_space = address_space;
+        options.granularity = granularity;
+        return std::shared_ptr<EmulatedDriver>(make_emulated_driver(options));
+      },
+      py::kw_only(), py::arg("device") = defaults.device, py::arg("capacity") = defaults.capacity,
+      py::arg("bytes") = defaults.bytes, py::arg("realtime") = defaults.realtime, py::arg("vmm") = defaults.vmm,
+      py::arg("address_space") = defaults.address_space, py::arg("granularity") = defaults.granularity,
+      "bytes=False: addresses and accounting only.");
+}
+
+void bind_decorators(py::module_& m) {
+  py::class_<CheckedDriver, Driver, std::shared_ptr<CheckedDriver>>(m, "CheckedDriver", "Contract police.")
+      .def("violations", &CheckedDriver::violations, "One sentence each; empty = the contract was kept.")
+      .def("last_violation", &CheckedDriver::last_violation)
+      .def("clear_violations", &CheckedDriver::clear_violations)
+      .def("leaks", &CheckedDriver::leaks, "What is still held, one sentence each.")
+      .def_property_readonly("inner", [](CheckedDriver& d) { return inner_of(d.inner()); });
+  py::class_<FaultyDriver, Driver, std::shared_ptr<FaultyDriver>>(m, "FaultyDriver", "Fails the nth call.")
+      .def(
+          "fail_nth",
+          [](FaultyDriver& d, std::uint64_t nth, bool forever, Code as) {
+            d.fail_nth(nth, forever ? FaultKind::forever : FaultKind::once, as);
+          },
+          py::arg("nth"), py::arg("forever") = false, py::arg("as_") = Code::failed,
+          "The nth call from now (1 = the next) that can fail does; as_: Code.failed or Code.out_of_memory.")
+      .def("disarm", &FaultyDriver::disarm)
+      .def("calls", &FaultyDriver::calls)
+      .def("failures", &FaultyDriver::failures)
+      .def_property_readonly("inner", [](FaultyDriver& d) { return inner_of(d.inner()); });
+  m.def(
+      "make_checked",
+      [](std::shared_ptr<Driver> inner) {
+        return std::shared_ptr<CheckedDriver>(make_checked_driver(std::make_unique<Shared>(std::move(inner))));
+      },
+      py::arg("inner").none(false));
+  m.def(
+      "make_faulty",
+      [](std::shared_ptr<Driver> inner) {
+        return std::shared_ptr<FaultyDriver>(make_faulty_driver(std::make_unique<Shared>(std::move(inner))));
+      },
+      py::arg("inner").none(false));
+}
+
+}  // namespace
+
+void bind_driver(py::module_ m) {
+  py::enum_<Code>(m, "Code", "How a driver call went.")
+      .value("ok", Code::ok)
+      .value("out_of_memory", Code::out_of_memory)
+      .value("not_ready", Code::not_ready)
+      .value("invalid", Code::invalid)
+      .value("unsupported", Code::unsupported)
+      .value("failed", Code::failed);
+  bind_base(m);
+  bind_emulated(m);
+  bind_decorators(m);
+  m.def(
+      "make_cuda",
+      [](int device) {
+        py::gil_scoped_release gil;
+        return std::shared_ptr<Driver>(make_cuda_driver(device));
+      },
+      py::arg("device") = 0, "The real device. Raises DriverError with one sentence where there is none.");
+  m.def("cuda_device_count", &cuda_device_count, WithoutGil(),
+        "Devices that the CUDA driver reports; 0 without one. Creates no context.");
+}
+
+}  // namespace dymem

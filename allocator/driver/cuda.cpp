@@ -1,0 +1,481 @@
+// The driver seam on a real card: CUDA's virtual memory management through the driver API.
+//
+//   K1  The device's primary context (the one PyTorch uses) is retained at the first call that needs it, so making a
+//       driver creates no context. It is current during a call: pushed only if the calling thread has another or none.
+//   K2  Handles and events are ids of our own (slot_table.hpp): a stale one is refused before CUDA, which would crash.
+//   K3  Events record no time and are pooled: a destroyed one is handed out again, counting as never recorded.
+//   K4  Nothing here waits for the device but event_synchronize(), read() and write(). No lock of ours is held while
+//       CUDA is called, save for the first call's retaining.
+// What CUDA leaves unchecked and the contract forbids (see D1..D5) is for the checked decorator to find.
+// Times in counters() are of the host's steady clock. The mutex guards the tables; counters are atomics.
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "driver/cuda_table.hpp"
+#include "driver/driver.hpp"
+#include "driver/slot_table.hpp"
+
+namespace dymem {
+namespace {
+
+using namespace cuda_abi;
+
+Code code_of(Result result) {
+  switch (result) {
+    case kSuccess: return Code::ok;
+    case kErrorOutOfMemory: return Code::out_of_memory;
+    case kErrorNotReady: return Code::not_ready;
+    case kErrorInvalidValue:
+    case kErrorInvalidHandle: return Code::invalid;
+    case kErrorNotSupported: return Code::unsupported;
+    default: break;
+  }
+  // A call that a capture forbids is the caller's breach of the contract.
+  if (result >= kErrorCaptureUnsupported && result <= kErrorCaptureWrongThread) return Code::invalid;
+  return Code::failed;
+}
+
+Status status_of(const char* call, Result result) { return {code_of(result), call, result}; }
+Status invalid(const char* call) { return {Code::invalid, call, kErrorInvalidValue}; }
+Status unsupported(const char* call) { return {Code::unsupported, call, kErrorNotSupported}; }
+
+std::string describe(const CudaTable& cuda, Result result) {
+  const char* text = nullptr;
+  return cuda.get_error_string(result, &text) == kSuccess && text ? text : "unknown error";
+}
+
+Nanos steady_now() {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+// Makes `context` current for a scope.
+class Current {
+ public:
+  Current(const CudaTable& cuda, Context context) : cuda_(cuda) {
+    Context now = nullptr;
+    error = cuda.context_current(&now);
+    if (error != kSuccess || now == context) return;
+    error = cuda.context_push(context);
+    pushed_ = error == kSuccess;
+  }
+  ~Current() {
+    Context popped = nullptr;
+    if (pushed_) cuda_.context_pop(&popped);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+  Result error = kSuccess;
+
+ private:
+  const CudaTable& cuda_;
+  bool pushed_ = false;
+};
+
+class Cuda final : public Driver {
+ public:
+  Cuda(const CudaTable& cuda, int ordinal, Device device) : cuda_(cuda), ordinal_(ordinal), device_(device) {
+    vmm_ = cuda.has_vmm && attribute(kAttributeVmm) != 0;
+    exportable_ = attribute(kAttributePosixHandles) != 0;
+    rdma_ = attribute(kAttributeRdmaWithVmm) != 0;
+    std::size_t unit = 0;
+    const AllocationProp prop = properties(false, false);
+    if (vmm_ && cuda.granularity(&unit, &prop, kGranularityMinimum) == kSuccess && unit) granularity_ = unit;
+    else vmm_ = false;
+  }
+
+  ~Cuda() override {
+    const Context context = context_.load();
+    if (!context) return;
+    // At process exit the driver may be gone: then every call fails, and there is nothing left to give back.
+    {
+      const Current current(cuda_, context);
+      if (current.error != kSuccess) return;
+      for (const Event event : spare_events_) cuda_.event_destroy(event);
+      events_.for_each([&](CudaEvent& event) { cuda_.event_destroy(event.native); });
+    }
+    cuda_.primary_release(device_);
+  }
+
+  const char* name() const override { return "cuda"; }
+  int device() const override { return ordinal_; }
+  Bytes granularity() const override { return granularity_; }
+  bool has_vmm() const override { return vmm_; }
+
+  DeviceMemory memory() override {
+    std::size_t free = 0, total = 0;
+    const Status status = call("cuMemGetInfo", [&] { return cuda_.memory_info(&free, &total); });
+    if (!status.ok()) throw DriverError(status.call, status.native, describe(cuda_, status.native));
+    return {free, total};
+  }
+
+  // --- addresses
+
+  Status reserve(Bytes size, Addr* out) override {
+    if (!vmm_) return unsupported("cuMemAddressReserve");
+    if (size == 0 || size % granularity_) return invalid("cuMemAddressReserve");
+    DevicePtr base = 0;
+    const Status status =
+        call("cuMemAddressReserve", [&] { return cuda_.address_reserve(&base, size, granularity_, 0, 0); });
+    if (!status.ok()) return status;
+    ++calls_.reserve;
+    *out = base;
+    return status;
+  }
+
+  Status release_addresses(Addr base, Bytes size) override {
+    if (!vmm_) return unsupported("cuMemAddressFree");
+    return call("cuMemAddressFree", [&] { return cuda_.address_free(base, size); });
+  }
+
+  // --- physical memory
+
+  Status create(Bytes size, Handle* out) override {
+    if (!vmm_) return unsupported("cuMemCreate");
+    if (size == 0 || size % granularity_) return invalid("cuMemCreate");
+    Allocation native = 0;
+    bool exported = exportable_, rdma = rdma_;
+    Status status;
+    for (;;) {
+      const AllocationProp prop = properties(exported, rdma);
+      status = timed("cuMemCreate", [&] { return cuda_.mem_create(&native, size, &prop, 0); });
+      if (status.ok() || status.code == Code::out_of_memory || !(exported || rdma)) break;
+      // Some machines (containers, virtual GPUs) report what they then refuse: do without.
+      if (rdma) rdma = false;
+      else exported = false;
+    }
+    if (!status.ok()) return status;
+    exportable_ = exported;
+    rdma_ = rdma;
+    ++calls_.create;
+    const Lock lock(mutex_);
+    *out = handles_.add({native, size, exported});
+    return status;
+  }
+
+  Status destroy(Handle handle) override {
+    Granule granule;
+    if (!take_handle(handle, &granule)) return invalid("cuMemRelease");
+    const Status status = timed("cuMemRelease", [&] { return cuda_.mem_release(granule.native); });
+    if (status.ok()) {
+      ++calls_.destroy;
+      const Lock lock(mutex_);
+      handles_.erase(handle);
+    }
+    return status;
+  }
+
+  Status map(Addr at, Bytes size, Handle handle) override {
+    if (!vmm_) return unsupported("cuMemMap");
+    Granule granule;
+    if (!take_handle(handle, &granule) || granule.size != size || at % granularity_) return invalid("cuMemMap");
+    const Status status = timed("cuMemMap", [&] { return cuda_.mem_map(at, size, 0, granule.native, 0); });
+    if (status.ok()) ++calls_.map;
+    return status;
+  }
+
+  Status set_access(Addr at, Bytes size) override { return give_access(at, size, ordinal_); }
+
+  Status set_peer_access(Addr at, Bytes size, int peer) override {
+    if (peer == ordinal_) return invalid("cuMemSetAccess");
+    Device other = 0;
+    int can = 0;
+    if (cuda_.device_get(&other, peer) != kSuccess) return invalid("cuDeviceGet");
+    if (cuda_.device_can_access_peer(&can, other, device_) != kSuccess || !can)
+      return unsupported("cuDeviceCanAccessPeer");
+    return give_access(at, size, peer);
+  }
+
+  Status unmap(Addr at, Bytes size) override {
+    if (!vmm_) return unsupported("cuMemUnmap");
+    if (size == 0) return invalid("cuMemUnmap");
+    const Status status = timed("cuMemUnmap", [&] { return cuda_.mem_unmap(at, size); });
+    if (status.ok()) ++calls_.unmap;
+    return status;
+  }
+
+  Status export_handle(Handle handle, int* fd) override {
+    if (!vmm_) return unsupported("cuMemExportToShareableHandle");
+    Granule granule;
+    if (!take_handle(handle, &granule)) return invalid("cuMemExportToShareableHandle");
+    if (!granule.exportable) return unsupported("cuMemExportToShareableHandle");
+    return call("cuMemExportToShareableHandle",
+                [&] { return cuda_.mem_export(fd, granule.native, kHandlePosixFileDescriptor, 0); });
+  }
+
+  // --- slabs
+
+  Status slab_alloc(Bytes size, Addr* out) override {
+    if (size == 0 || size > kRequestMax) return invalid("cuMemAlloc");
+    DevicePtr base = 0;
+    const Status status = timed("cuMemAlloc", [&] { return cuda_.mem_alloc(&base, size); });
+    if (!status.ok()) return status;
+    const Lock lock(mutex_);
+    slabs_.emplace(base, size);
+    *out = base;
+    return status;
+  }
+
+  Status slab_free(Addr base) override {
+    {
+      const Lock lock(mutex_);
+      if (!slabs_.count(base)) return invalid("cuMemFree");
+    }
+    const Status status = timed("cuMemFree", [&] { return cuda_.mem_free(base); });
+    const Lock lock(mutex_);
+    if (status.ok()) slabs_.erase(base);
+    return status;
+  }
+
+  // --- streams and events
+
+  Status event_create(EventId* out) override {
+    {
+      const Lock lock(mutex_);
+      if (!spare_events_.empty()) {
+        *out = events_.add({spare_events_.back(), false});
+        spare_events_.pop_back();
+        return {};
+      }
+    }
+    Event native = nullptr;
+    const Status status = call("cuEventCreate", [&] { return cuda_.event_create(&native, kEventDisableTiming); });
+    if (!status.ok()) return status;
+    const Lock lock(mutex_);
+    *out = events_.add({native, false});
+    return status;
+  }
+
+  Status event_destroy(EventId event) override {
+    const Lock lock(mutex_);
+    CudaEvent* e = events_.find(event);
+    if (!e) return invalid("cuEventDestroy");
+    spare_events_.push_back(e->native);
+    events_.erase(event);
+    return {};
+  }
+
+  Status event_record(EventId event, StreamId stream) override {
+    CudaEvent e;
+    if (!take_event(event, &e)) return invalid("cuEventRecord");
+    const Status status = call("cuEventRecord", [&] { return cuda_.event_record(e.native, stream_of(stream)); });
+    if (!status.ok()) return status;
+    ++calls_.event_record;
+    if (e.recorded) return status;
+    const Lock lock(mutex_);
+    if (CudaEvent* still = events_.find(event)) still->recorded = true;
+    return status;
+  }
+
+  Status event_query(EventId event) override {
+    CudaEvent e;
+    if (!take_event(event, &e)) return invalid("cuEventQuery");
+    ++calls_.event_query;
+    if (!e.recorded) return {};
+    return call("cuEventQuery", [&] { return cuda_.event_query(e.native); });
+  }
+
+  Status event_synchronize(EventId event) override {
+    CudaEvent e;
+    if (!take_event(event, &e)) return invalid("cuEventSynchronize");
+    if (!e.recorded) return {};
+    return call("cuEventSynchronize", [&] { return cuda_.event_synchronize(e.native); });
+  }
+
+  Status stream_wait(StreamId stream, EventId event) override {
+    CudaEvent e;
+    if (!take_event(event, &e)) return invalid("cuStreamWaitEvent");
+    ++calls_.event_wait;
+    if (!e.recorded) return {};
+    return call("cuStreamWaitEvent", [&] { return cuda_.stream_wait_event(stream_of(stream), e.native, 0); });
+  }
+
+  bool is_capturing(StreamId stream) override {
+    unsigned capture = kCaptureNone;
+    const Status status =
+        call("cuStreamIsCapturing", [&] { return cuda_.stream_is_capturing(stream_of(stream), &capture); });
+    // The legacy stream is never captured itself; asked while another stream is, CUDA answers with this error, and
+    // anything put on the legacy stream now would break that capture.
+    if (status.native == kErrorCaptureImplicit) return true;
+    return status.ok() && capture != kCaptureNone;  // invalidated is still under way: until it is ended
+  }
+
+  // --- clock and bytes
+
+  Nanos now() override { return steady_now(); }
+
+  Status write(Addr at, const void* from, Bytes n) override {
+    if (const Status status = accessible("cuMemcpyHtoD", at, n); !status.ok() || n == 0) return status;
+    return call("cuMemcpyHtoD", [&] { return cuda_.copy_to_device(at, from, n); });
+  }
+
+  Status read(Addr at, void* to, Bytes n) override {
+    if (const Status status = accessible("cuMemcpyDtoH", at, n); !status.ok() || n == 0) return status;
+    return call("cuMemcpyDtoH", [&] { return cuda_.copy_to_host(to, at, n); });
+  }
+
+  DriverCounters counters() const override {
+    DriverCounters c;
+    c.reserve = calls_.reserve, c.create = calls_.create, c.map = calls_.map;
+    c.set_access = calls_.set_access, c.unmap = calls_.unmap, c.destroy = calls_.destroy;
+    c.event_record = calls_.event_record, c.event_query = calls_.event_query, c.event_wait = calls_.event_wait;
+    c.memory_time_ns = memory_time_;
+    return c;
+  }
+
+ private:
+  using Lock = std::lock_guard<std::mutex>;
+
+  struct Granule {
+    Allocation native = 0;
+    Bytes size = 0;
+    bool exportable = false;
+  };
+  struct CudaEvent {
+    Event native = nullptr;
+    bool recorded = false;
+  };
+  struct Calls {
+    std::atomic<std::uint64_t> reserve{0}, create{0}, map{0}, set_access{0}, unmap{0}, destroy{0};
+    std::atomic<std::uint64_t> event_record{0}, event_query{0}, event_wait{0};
+  };
+
+  static Stream stream_of(StreamId stream) { return reinterpret_cast<Stream>(stream); }
+
+  int attribute(int which) const {
+    int value = 0;
+    return cuda_.device_attribute(&value, which, device_) == kSuccess ? value : 0;
+  }
+
+  AllocationProp properties(bool exportable, bool rdma) const {
+    AllocationProp prop;
+    prop.type = kAllocationPinned;
+    prop.handle_types = exportable ? kHandlePosixFileDescriptor : kHandleNone;
+    prop.location = {kLocationDevice, ordinal_};
+    prop.flags.gpu_direct_rdma = rdma;
+    return prop;
+  }
+
+  Result retain() {
+    const Lock lock(retain_mutex_);
+    if (context_.load()) return kSuccess;
+    Context context = nullptr;
+    const Result result = cuda_.primary_retain(&context, device_);
+    if (result == kSuccess) context_.store(context);
+    return result;
+  }
+
+  template <class Function>
+  Status call(const char* name, const Function& function) {
+    if (!context_.load(std::memory_order_acquire))
+      if (const Result result = retain()) return status_of("cuDevicePrimaryCtxRetain", result);
+    const Current current(cuda_, context_.load(std::memory_order_acquire));
+    if (current.error != kSuccess) return status_of("cuCtxPushCurrent", current.error);
+    return status_of(name, function());
+  }
+
+  // A call whose time counts as memory time; failed ones took time, too.
+  template <class Function>
+  Status timed(const char* name, const Function& function) {
+    return call(name, [&] {
+      const Nanos start = steady_now();
+      const Result result = function();
+      memory_time_ += steady_now() - start;
+      return result;
+    });
+  }
+
+  Status give_access(Addr at, Bytes size, int ordinal) {
+    if (!vmm_) return unsupported("cuMemSetAccess");
+    if (size == 0) return invalid("cuMemSetAccess");
+    const AccessDesc desc{{kLocationDevice, ordinal}, kAccessReadWrite};
+    const Status status = timed("cuMemSetAccess", [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
+    if (status.ok()) ++calls_.set_access;
+    return status;
+  }
+
+  // For read() and write(), which are for tests: CUDA is asked for every granule of the range, since a copy from or to
+  // pages without access may poison the context.
+  Status accessible(const char* name, Addr at, Bytes n) {
+    if (n == 0) return {};
+    {
+      const Lock lock(mutex_);
+      auto slab = slabs_.upper_bound(at);
+      if (slab != slabs_.begin() && at - (--slab)->first < slab->second)
+        return slab->second - (at - slab->first) >= n ? Status{} : invalid(name);
+    }
+    if (!vmm_) return invalid(name);
+    const Location here{kLocationDevice, ordinal_};
+    for (Addr page = round_down(at, granularity_); page < at + n; page += granularity_) {
+      unsigned long long flags = 0;
+      const Status status = call("cuMemGetAccess", [&] { return cuda_.mem_get_access(&flags, &here, page); });
+      if (!status.ok() || flags != kAccessReadWrite) return invalid(name);
+    }
+    return {};
+  }
+
+  bool take_handle(Handle handle, Granule* out) {
+    const Lock lock(mutex_);
+    const Granule* granule = handles_.find(handle);
+    if (granule) *out = *granule;
+    return granule != nullptr;
+  }
+
+  bool take_event(EventId event, CudaEvent* out) {
+    const Lock lock(mutex_);
+    const CudaEvent* e = events_.find(event);
+    if (e) *out = *e;
+    return e != nullptr;
+  }
+
+  const CudaTable& cuda_;
+  const int ordinal_;
+  const Device device_;
+  bool vmm_ = false;
+  Bytes granularity_ = kGranuleUnit;
+  std::atomic<bool> exportable_{false}, rdma_{false};
+  std::atomic<Context> context_{nullptr};
+  std::mutex retain_mutex_;
+  std::mutex mutex_;  // the tables below
+  SlotTable<Granule> handles_;
+  SlotTable<CudaEvent> events_;
+  std::vector<Event> spare_events_;
+  std::map<Addr, Bytes> slabs_;
+  Calls calls_;
+  std::atomic<Nanos> memory_time_{0};
+};
+
+}  // namespace
+
+std::unique_ptr<Driver> make_cuda_driver(int device) {
+  const CudaTable& cuda = cuda_table();
+  if (!cuda.missing.empty()) throw DriverError("cuInit", kErrorNotInitialized, cuda.missing);
+  if (const Result result = cuda.init(0))
+    throw DriverError("cuInit", result, describe(cuda, result) + "; see whether nvidia-smi lists a GPU");
+  int count = 0;
+  if (const Result result = cuda.device_count(&count))
+    throw DriverError("cuDeviceGetCount", result, describe(cuda, result));
+  Device native = 0;
+  if (const Result result = cuda.device_get(&native, device))
+    throw DriverError("cuDeviceGet", result,
+                      "there is no GPU " + std::to_string(device) + "; the driver reports " + std::to_string(count) +
+                          " (CUDA_VISIBLE_DEVICES hides others)");
+  int mode = 0;
+  if (cuda.device_attribute(&mode, kAttributeComputeMode, native) == kSuccess && mode == kComputeModeProhibited)
+    throw DriverError("cuDeviceGetAttribute", mode,
+                      "GPU " + std::to_string(device) + " is in compute mode prohibited; nvidia-smi -c 0 lifts that");
+  return std::make_unique<Cuda>(cuda, device, native);
+}
+
+int cuda_device_count() {
+  const CudaTable& cuda = cuda_table();
+  int count = 0;
+  if (!cuda.missing.empty() || cuda.init(0) != kSuccess || cuda.device_count(&count) != kSuccess) return 0;
+  return count;
+}
+
+}  // namespace dymem
