@@ -1,14 +1,9 @@
 // What a user may set of a pool. One list of keys: dymem.Config, DYMEM_CONF and `dymem run` use the same names.
 #pragma once
+#include "base/backing.hpp"
 #include "base/units.hpp"
 
 namespace dymem {
-
-enum class Backing : std::uint8_t {
-  automatic,   // vmm where the device has it, else contiguous
-  vmm,         // granules
-  contiguous,  // one slab; reserved = its high-water mark (CNMeM's shape)
-};
 
 struct PoolConfig {
   Bytes limit = 0;            // bytes the pool may hold of the device; 0 = none

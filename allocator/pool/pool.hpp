@@ -90,8 +90,9 @@ class Pool {
   Driver& driver();
   const PoolConfig& config() const;
 
+  struct Impl;  // pool/impl.hpp
+
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

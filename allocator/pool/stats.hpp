@@ -43,6 +43,7 @@ struct PoolStats {
   std::int64_t num_device_free = 0;     // granules destroyed
   Bytes max_split_size = 0;
   // dymem's own
+  std::int64_t occupied_peak = 0;       // of occupied bytes, never reset: what growing goes by
   Stat pending_bytes;              // freed, still needed by work on some stream
   std::int64_t num_stitches = 0;        // blocks given out through newly mapped views
   std::int64_t num_stitch_reuses = 0;   // blocks given out through views that were already there

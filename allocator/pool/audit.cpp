@@ -1,0 +1,162 @@
+// Recounts everything from the blocks and names the invariant that does not hold. Cost: O(blocks + granules).
+#include <algorithm>
+#include <string>
+
+#include "pool/impl.hpp"
+
+namespace dymem {
+
+static std::string number(std::uint64_t n) { return std::to_string(n); }
+
+void Home::audit(std::vector<std::string>* broken) const {
+  auto say = [&](const std::string& s) { broken->push_back(s); };
+  std::size_t heads[Space::kArenas] = {};
+  for (GranuleId g = 0; g < space_.granules(); g++) {
+    const Granule& granule = space_.granule(g);
+    if (!granule.home) continue;
+    Addr end = granule.home + granule.size, x = granule.home;
+    Bytes used = 0;
+    BlockId b = granule.first;
+    if (b == kNoBlock || blocks_[b].at > x || blocks_[b].at + blocks_[b].size <= x) {
+      say("H1: granule " + number(g) + " names a block that does not cover its start");
+      continue;
+    }
+    while (x < end) {
+      if (b == kNoBlock || blocks_[b].at > x) {
+        say("B1: home address " + number(x) + " lies in no block");
+        break;
+      }
+      const Block& block = blocks_[b];
+      Addr stop = std::min(end, block.at + block.size);
+      if (!block.is_free()) used += stop - x;
+      if (block.next != kNoBlock && (blocks_[block.next].prev != b || blocks_[block.next].at != block.at + block.size))
+        say("B1: block " + number(b) + " and its next do not touch");
+      if (block.at >= granule.home && block.is_free() && (block.prev == kNoBlock || !blocks_[block.prev].is_free())) {
+        heads[block.arena]++;
+        Bytes run = 0;
+        BlockId tail = b;
+        for (BlockId n = b; n != kNoBlock && blocks_[n].is_free(); n = blocks_[n].next) {
+          run += blocks_[n].size;
+          tail = n;
+        }
+        if (block.run_size != run || block.run_end != tail || blocks_[tail].run_end != b)
+          say("B2: run at " + number(block.at) + " is " + number(run) + " bytes, recorded as " + number(block.run_size));
+        bool indexed = arenas_[block.arena].index.from(run, [&](const FreeIndex::Entry& e) {
+          return e.head == b || e.size > run;
+        });
+        (void)indexed;
+      }
+      x = stop;
+      b = block.next;
+    }
+    if (used != granule.used)
+      say("H1: granule " + number(g) + " has " + number(used) + " used bytes, recorded as " + number(granule.used));
+  }
+  for (int a = 0; a < Space::kArenas; a++) {
+    if (heads[a] != arenas_[a].index.size())
+      say("B2: arena " + number(std::uint64_t(a)) + " has " + number(heads[a]) + " runs, " +
+          number(arenas_[a].index.size()) + " are indexed");
+    arenas_[a].index.each([&](const FreeIndex::Entry& e) {
+      const Block& h = blocks_[e.head];
+      if (!h.is_free() || h.at != e.at || h.run_size != e.size) say("B2: the index names a run that is not there");
+    });
+  }
+}
+
+void Stitcher::audit(std::vector<std::string>* broken) const {
+  std::vector<std::uint32_t> held(space_.regions());
+  const BlockTable& blocks = home_.blocks();
+  std::vector<bool> owned(blocks.capacity());
+  for (BlockId id = 0; id < blocks.capacity(); id++) {
+    const Block& b = blocks[id];
+    if (b.kind != BlockKind::stitched && b.kind != BlockKind::stitched_pending) continue;
+    held[b.region]++;
+    const Region& r = space_.region(b.region);
+    Addr at = b.at;
+    for (BlockId p = b.next_piece; p != kNoBlock; p = blocks[p].next_piece) {
+      const Block& piece = blocks[p];
+      owned[p] = true;
+      if (piece.kind != BlockKind::lent || piece.owner != id) broken->push_back("B4: a piece is not lent to its block");
+      std::size_t i = std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
+      if (r.granules[i] == kNone || space_.granule(r.granules[i]).home + (at - r.at[i]) != piece.at)
+        broken->push_back("B4: a piece is not what its region shows there");
+      at += piece.size;
+    }
+    if (at != b.at + b.size) broken->push_back("B4: the pieces of a stitched block do not sum to its size");
+  }
+  for (BlockId id = 0; id < blocks.capacity(); id++)
+    if (blocks[id].kind == BlockKind::lent && !owned[id]) broken->push_back("B4: a lent block has no owner");
+  for (RegionId id : by_address_)
+    if (space_.region(id).held != held[id]) broken->push_back("T1: a region counts its blocks wrongly");
+}
+
+std::vector<std::string> Pool::audit() const {
+  std::lock_guard lock(impl_->mutex);
+  const Impl& p = *impl_;
+  std::vector<std::string> broken;
+  const BlockTable& blocks = p.home.blocks();
+  Bytes live = 0, pending = 0, requested = 0;
+  std::int64_t live_count = 0, pending_count = 0;
+  for (BlockId id = 0; id < blocks.capacity(); id++) {
+    const Block& b = blocks[id];
+    if (b.kind == BlockKind::live || b.kind == BlockKind::stitched) {
+      live += b.size;
+      requested += b.requested;
+      live_count++;
+      if (p.held.find(b.at) != id) broken.push_back("a held block is not found by its address");
+    } else if (b.kind == BlockKind::pending || b.kind == BlockKind::stitched_pending) {
+      pending += b.size;
+      pending_count++;
+    }
+  }
+  auto same = [&](const char* what, std::int64_t counted, std::int64_t recorded) {
+    if (counted != recorded)
+      broken.push_back(std::string(what) + ": counted " + std::to_string(counted) + ", recorded " + std::to_string(recorded));
+  };
+  same("live bytes", std::int64_t(live), p.stats.allocated_bytes[kAll].current);
+  same("live blocks", live_count, p.stats.allocation[kAll].current);
+  same("requested bytes", std::int64_t(requested), p.stats.requested_bytes[kAll].current);
+  same("pending bytes", std::int64_t(pending), p.stats.pending_bytes.current);
+  same("pending blocks", pending_count, std::int64_t(p.pending.size()));
+  same("occupied bytes", std::int64_t(live + pending), p.stats.active_bytes[kAll].current);
+  same("blocks in the address map", live_count, std::int64_t(p.held.size()));
+  if (!p.debug) {
+    Bytes reserved = 0, used = 0;
+    for (GranuleId g = 0; g < p.space.granules(); g++)
+      if (p.space.granule(g).home) {
+        reserved += p.space.granule(g).size;
+        used += p.space.granule(g).used;
+      }
+    same("reserved bytes (P1)", std::int64_t(reserved), std::int64_t(p.space.reserved()));
+    same("reserved bytes in the statistics", std::int64_t(reserved), p.stats.reserved_bytes[kAll].current);
+    same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending));
+
+    p.home.audit(&broken);
+    p.stitcher.audit(&broken);
+  }
+  return broken;
+}
+
+std::vector<BlockInfo> Pool::blocks() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<BlockInfo> out;
+  const BlockTable& blocks = impl_->home.blocks();
+  for (BlockId id = 0; id < blocks.capacity(); id++) {
+    const Block& b = blocks[id];
+    if (b.kind == BlockKind::unused || b.kind == BlockKind::lent) continue;
+    BlockInfo i;
+    i.address = b.at;
+    i.size = b.size;
+    i.requested = b.requested;
+    i.stream = impl_->streams.id(b.last_use.stream);
+    i.mobility = Mobility(b.mobility);
+    i.stitched = b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending;
+    i.state = b.is_free() ? BlockState::free
+              : b.kind == BlockKind::live || b.kind == BlockKind::stitched ? BlockState::live : BlockState::pending;
+    out.push_back(i);
+  }
+  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.address < b.address; });
+  return out;
+}
+
+}  // namespace dymem

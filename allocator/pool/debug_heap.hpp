@@ -1,0 +1,36 @@
+// Debug mode: every block has granules and a mapping of its own, between unmapped guard pages, ending where the mapping
+// ends. Reads and writes past a block, and after its free, fault in the kernel that does them, where pooled and aliased
+// memory would hide them from compute-sanitizer. Slow and hungry on purpose; freeing waits for the GPU.
+// Lock: the pool's.
+#pragma once
+#include <unordered_map>
+
+#include "driver/driver.hpp"
+#include "space/address_ranges.hpp"
+
+namespace dymem {
+
+class DebugHeap {
+ public:
+  explicit DebugHeap(Driver& driver);
+  ~DebugHeap();
+  // `size` is a multiple of 512 B. out_of_memory if the device has no more.
+  Status take(Bytes size, Addr* out);
+  void give(Addr at);  // no work uses the block any more
+  Bytes reserved() const { return reserved_; }
+  std::uint64_t mappings() const { return mappings_.size(); }
+  bool owns(Addr at) const { return ranges_.owns(at); }
+
+ private:
+  struct Mapping {
+    Addr base;
+    Bytes mapped, span;
+    Handle handle;
+  };
+  Driver& driver_;
+  AddressRanges ranges_;
+  std::unordered_map<Addr, Mapping> mappings_;
+  Bytes reserved_ = 0;
+};
+
+}  // namespace dymem

@@ -1,0 +1,452 @@
+#include "pool/home.hpp"
+
+namespace dymem {
+
+Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
+  for (int a = 0; a < Space::kArenas; a++) {
+    auto w = space.window(a);
+    arenas_[a].lo = arenas_[a].end = w.lo;
+    arenas_[a].hi = w.hi;
+  }
+}
+
+int Home::arena_of(Addr at) const {
+  for (int a = 0; a < Space::kArenas; a++)
+    if (at >= arenas_[a].lo && at < arenas_[a].hi) return a;
+  return -1;
+}
+
+void Home::index_run(BlockId head, BlockId tail, Bytes run_size) {
+  Block& h = blocks_[head];
+  h.run_size = run_size;
+  h.run_end = tail;
+  blocks_[tail].run_end = head;
+  arenas_[h.arena].index.insert(run_size, h.at, head);
+}
+
+void Home::unindex_run(BlockId head) {
+  Block& h = blocks_[head];
+  arenas_[h.arena].index.erase(h.run_size, h.at);
+}
+
+bool Home::may_join(LastUse a, LastUse b) const {
+  if (a == b) return true;
+  if (a.stream == b.stream && streams_.single()) return true;
+  return streams_.finished(a) && streams_.finished(b);
+}
+
+LastUse Home::joined(LastUse a, LastUse b) const {
+  if (streams_.finished(a)) return b;
+  if (streams_.finished(b)) return a;
+  return a.epoch >= b.epoch ? a : b;  // same stream
+}
+
+void Home::hint(BlockId id, Addr from, Bytes size) {
+  Addr end = from + size;
+  GranuleId g = space_.granule_at(from);
+  if (g == kNone) return;
+  Addr start = space_.granule(g).home;
+  if (start < from) start += space_.granule(g).size;
+  while (start < end) {
+    Granule& granule = space_.granule(space_.granule_at(start));
+    granule.first = id;
+    start += granule.size;
+  }
+}
+
+void Home::use(Addr at, Bytes size, bool used) {
+  Addr end = at + size;
+  while (at < end) {
+    Granule& g = space_.granule(space_.granule_at(at));
+    Addr stop = std::min(end, g.home + g.size);
+    if (used) g.used += stop - at;
+    else g.used -= stop - at;
+    at = stop;
+  }
+}
+
+// Splits at `at`. The larger part keeps the record, so that re-hinting costs the smaller one.
+BlockId Home::split(BlockId id, Addr at) {
+  BlockId fresh = blocks_.make();
+  Block& b = blocks_[id];
+  Block& n = blocks_[fresh];
+  Bytes low = at - b.at, high = b.size - low;
+  n.last_use = b.last_use;
+  n.kind = b.kind;
+  n.arena = b.arena;
+  if (low < high) {  // the fresh record is the low part
+    n.at = b.at;
+    n.size = low;
+    n.prev = b.prev;
+    n.next = id;
+    if (n.prev != kNoBlock) blocks_[n.prev].next = fresh;
+    b.prev = fresh;
+    b.at = at;
+    b.size = high;
+    hint(fresh, n.at, low);
+    return id;
+  }
+  n.at = at;
+  n.size = high;
+  n.prev = id;
+  n.next = b.next;
+  if (n.next != kNoBlock) blocks_[n.next].prev = fresh;
+  b.next = fresh;
+  b.size = low;
+  hint(fresh, at, high);
+  return fresh;
+}
+
+BlockId Home::join(BlockId a, BlockId b) {
+  Block& x = blocks_[a];
+  Block& y = blocks_[b];
+  LastUse use = joined(x.last_use, y.last_use);
+  if (x.size >= y.size) {
+    hint(a, y.at, y.size);
+    x.size += y.size;
+    x.next = y.next;
+    if (x.next != kNoBlock) blocks_[x.next].prev = a;
+    x.last_use = use;
+    blocks_.drop(b);
+    return a;
+  }
+  hint(b, x.at, x.size);
+  y.at = x.at;
+  y.size += x.size;
+  y.prev = x.prev;
+  if (y.prev != kNoBlock) blocks_[y.prev].next = b;
+  y.last_use = use;
+  blocks_.drop(a);
+  return b;
+}
+
+BlockId Home::run_head(BlockId id) const {
+  while (blocks_[id].prev != kNoBlock && blocks_[blocks_[id].prev].is_free()) id = blocks_[id].prev;
+  return id;
+}
+
+Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
+  const Block& h = blocks_[head];
+  if (h.run_size < size) return {};
+  if (h.run_end == head) {
+    if (!streams_.usable(h.last_use, by)) return {};
+    return {head, high ? h.at + h.size - size : h.at};
+  }
+  // Mixed last uses: the smallest (or, at the high end, last) usable stretch that holds it.
+  Place best;
+  Bytes best_size = ~Bytes{0};
+  for (BlockId b = head;;) {
+    while (b != kNoBlock && blocks_[b].is_free() && !streams_.usable(blocks_[b].last_use, by)) b = blocks_[b].next;
+    if (b == kNoBlock || !blocks_[b].is_free()) break;
+    Addr at = blocks_[b].at;
+    Bytes n = 0;
+    while (b != kNoBlock && blocks_[b].is_free() && streams_.usable(blocks_[b].last_use, by)) {
+      n += blocks_[b].size;
+      b = blocks_[b].next;
+    }
+    if (n >= size && n < best_size) {
+      best = {head, high ? at + n - size : at};
+      best_size = n;
+    }
+    if (b == kNoBlock || !blocks_[b].is_free()) break;
+  }
+  return best;
+}
+
+Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
+  Place found;
+  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
+    found = fit(e.head, size, by, high);
+    return bool(found) || --tries <= 0;
+  });
+  return found;
+}
+
+BlockId Home::covering(Addr at) const {
+  GranuleId g = space_.granule_at(at);
+  if (g == kNone) return kNoBlock;
+  BlockId b = space_.granule(g).first;
+  while (b != kNoBlock && blocks_[b].at + blocks_[b].size <= at) b = blocks_[b].next;
+  return b;
+}
+
+Place Home::at(Addr at, Bytes size, StreamIndex by) const {
+  BlockId b = covering(at);
+  if (b == kNoBlock || !blocks_[b].is_free()) return {};
+  BlockId head = b;
+  for (Addr end = at + size;;) {
+    if (b == kNoBlock || !blocks_[b].is_free() || !streams_.usable(blocks_[b].last_use, by)) return {};
+    if (blocks_[b].at + blocks_[b].size >= end) break;
+    b = blocks_[b].next;
+  }
+  return {run_head(head), at};
+}
+
+BlockId Home::take(Place place, Bytes size, BlockKind kind) {
+  BlockId head = place.head;
+  Addr at = place.at, end = at + size;
+  Bytes run_size = blocks_[head].run_size;
+  Addr run_at = blocks_[head].at;
+  BlockId tail = blocks_[head].run_end;
+  unindex_run(head);
+
+  BlockId b = head;
+  while (blocks_[b].at + blocks_[b].size <= at) b = blocks_[b].next;
+  if (blocks_[b].at < at) {
+    bool was_tail = b == tail;
+    b = split(b, at);
+    // The record of either part may be the old one; what lies beyond is unchanged.
+    if (was_tail) tail = b;
+  }
+  BlockId left_tail = blocks_[b].at > run_at ? blocks_[b].prev : kNoBlock;
+  // Join what the block spans into one record, whatever the last uses were: they are usable by its owner.
+  while (blocks_[b].at + blocks_[b].size < end) {
+    BlockId n = blocks_[b].next;
+    bool was_tail = n == tail;
+    if (blocks_[n].at + blocks_[n].size > end) {
+      bool tail_split = was_tail;
+      BlockId upper = split(n, end);
+      if (tail_split) tail = upper;
+      n = blocks_[b].next;
+      was_tail = false;
+    }
+    b = join(b, n);
+    if (was_tail) tail = b;
+  }
+  if (blocks_[b].at + blocks_[b].size > end) {
+    bool was_tail = b == tail;
+    BlockId upper = split(b, end);
+    if (was_tail) tail = upper;
+    b = blocks_[upper].prev;
+  }
+  if (left_tail != kNoBlock) {
+    BlockId left_head = left_tail;
+    while (blocks_[left_head].at > run_at) left_head = blocks_[left_head].prev;
+    index_run(left_head, left_tail, at - run_at);
+  }
+  if (run_at + run_size > end) index_run(blocks_[b].next, tail, run_at + run_size - end);
+  Block& out = blocks_[b];
+  out.kind = kind;
+  out.run_size = 0;
+  out.run_end = kNoBlock;
+  use(at, size, true);
+  return b;
+}
+
+void Home::release(BlockId id, LastUse last_use) {
+  Block& b = blocks_[id];
+  use(b.at, b.size, false);
+  b.kind = BlockKind::free;
+  b.last_use = last_use;
+  b.requested = 0;
+  b.owner = b.next_piece = kNoBlock;
+  b.uses = 0;
+  insert_free(id);
+}
+
+void Home::insert_free(BlockId id) {
+  BlockId left = blocks_[id].prev, right = blocks_[id].next;
+  BlockId head = id, tail = id;
+  Bytes run_size = blocks_[id].size;
+  if (left != kNoBlock && blocks_[left].is_free()) {
+    head = blocks_[left].run_end;
+    run_size += blocks_[head].run_size;
+    unindex_run(head);
+    if (may_join(blocks_[left].last_use, blocks_[id].last_use)) {
+      bool was_head = left == head;
+      id = join(left, id);
+      tail = id;
+      if (was_head) head = id;
+    }
+  }
+  if (right != kNoBlock && blocks_[right].is_free()) {
+    run_size += blocks_[right].run_size;
+    tail = blocks_[right].run_end;
+    unindex_run(right);
+    if (may_join(blocks_[id].last_use, blocks_[right].last_use)) {
+      bool was_head = id == head, was_tail = right == tail;
+      id = join(id, right);
+      if (was_head) head = id;
+      if (was_tail) tail = id;
+    }
+  }
+  index_run(head, tail, run_size);
+}
+
+Status Home::grow(int arena, Addr where, const std::vector<Bytes>& sizes) {
+  std::vector<GranuleId> fresh;
+  Status s = space_.add_home(where, sizes, &fresh);
+  if (!s.ok()) return s;
+  for (GranuleId g : fresh) adopt(arena, g);
+  return {};
+}
+
+void Home::adopt(int arena, GranuleId id) {
+  Granule& g = space_.granule(id);
+  BlockId fresh = blocks_.make();
+  Block& b = blocks_[fresh];
+  b.at = g.home;
+  b.size = g.size;
+  b.kind = BlockKind::free;
+  b.arena = std::uint8_t(arena);
+  b.last_use = {};
+  g.first = fresh;
+  g.used = 0;
+  if (BlockId left = g.home > arenas_[arena].lo ? covering(g.home - 1) : kNoBlock; left != kNoBlock) {
+    b.prev = left;
+    blocks_[left].next = fresh;
+  }
+  Addr end = b.at + b.size;
+  if (end < arenas_[arena].hi)
+    if (GranuleId r = space_.granule_at(end); r != kNone && space_.granule(r).first != kNone) {
+      b.next = space_.granule(r).first;
+      blocks_[b.next].prev = fresh;
+    }
+  Arena& a = arenas_[arena];
+  if (end > a.end) a.end = end;
+  else a.gaps -= b.size;
+  insert_free(fresh);
+}
+
+void Home::remove(GranuleId id) {
+  Granule& g = space_.granule(id);
+  BlockId b = covering(g.home);
+  BlockId whole = take({run_head(b), g.home}, g.size, BlockKind::lent);
+  Block& w = blocks_[whole];
+  if (w.prev != kNoBlock) blocks_[w.prev].next = kNoBlock;
+  if (w.next != kNoBlock) blocks_[w.next].prev = kNoBlock;
+  Arena& arena = arenas_[w.arena];
+  // The end falls back to the last granule that is left, so that growing continues there.
+  if (arena.end == w.at + w.size) {
+    Addr end = w.at;
+    while (end > arena.lo && space_.granule_at(end - 1) == kNone) end -= kGranuleUnit;
+    arena.gaps -= w.at - end;
+    arena.end = end;
+  } else {
+    arena.gaps += w.size;
+  }
+  g.used = 0;
+  g.first = kNone;
+  blocks_.drop(whole);
+}
+
+Bytes Home::free_before(const Arena& a, Addr at, StreamIndex by) const {
+  if (at == a.lo) return 0;
+  Bytes n = 0;
+  for (BlockId b = covering(at - 1); b != kNoBlock; b = blocks_[b].prev) {
+    if (!blocks_[b].is_free() || !streams_.usable(blocks_[b].last_use, by)) break;
+    n += blocks_[b].size;
+  }
+  return n;
+}
+
+// Calls f(address, bytes) on the gaps that giving back left, lowest first, until it returns true.
+template <class F>
+void Home::each_gap(const Arena& a, F f) const {
+  for (Addr x = a.lo; x < a.end;) {
+    GranuleId g = space_.granule_at(x);
+    if (g != kNone) {
+      x = space_.granule(g).home + space_.granule(g).size;
+      continue;
+    }
+    Addr y = x;
+    while (y < a.end && space_.granule_at(y) == kNone) y += kGranuleUnit;
+    if (f(x, y - x)) return;
+    x = y;
+  }
+}
+
+Home::Site Home::growth_site(int arena, Bytes size, StreamIndex by) const {
+  const Arena& a = arenas_[arena];
+  auto site = [&](Addr at, Bytes room) {
+    Site s{at, 0, room, std::min(free_before(a, at, by), size)};
+    s.need = round_up(size - s.have, kGranuleUnit);
+    return s;
+  };
+  Site best;
+  if (a.gaps)
+    each_gap(a, [&](Addr at, Bytes room) {
+      Site s = site(at, room);
+      if (s.need <= s.room && (!best.need || s.room < best.room)) best = s;
+      return false;
+    });
+  return best.need ? best : site(a.end, a.hi - a.end);
+}
+
+Addr Home::room_for(int arena, Bytes bytes) const {
+  const Arena& a = arenas_[arena];
+  Addr found = 0;
+  if (a.gaps)
+    each_gap(a, [&](Addr at, Bytes room) {
+      if (room >= bytes) found = at;
+      return found != 0;
+    });
+  if (!found && a.hi - a.end >= bytes) found = a.end;
+  return found;
+}
+
+Bytes Home::free_prefix(GranuleId id, StreamIndex by) const {
+  const Granule& g = space_.granule(id);
+  Addr end = g.home + g.size;
+  Bytes n = 0;
+  for (BlockId b = g.first; b != kNoBlock && blocks_[b].at < end; b = blocks_[b].next) {
+    if (!blocks_[b].is_free() || !streams_.usable(blocks_[b].last_use, by)) break;
+    n = std::min(end, blocks_[b].at + blocks_[b].size) - g.home;
+  }
+  return n;
+}
+
+Bytes Home::free_suffix(GranuleId id, StreamIndex by) const {
+  const Granule& g = space_.granule(id);
+  Addr end = g.home + g.size;
+  Bytes n = 0;
+  for (BlockId b = covering(end - 1); b != kNoBlock && blocks_[b].at + blocks_[b].size > g.home; b = blocks_[b].prev) {
+    if (!blocks_[b].is_free() || !streams_.usable(blocks_[b].last_use, by)) break;
+    n = end - std::max(g.home, blocks_[b].at);
+  }
+  return n;
+}
+
+bool Home::idle_usable(GranuleId id, StreamIndex by) const {
+  const Granule& g = space_.granule(id);
+  if (!g.home || !g.idle()) return false;
+  for (BlockId b = g.first; b != kNoBlock && blocks_[b].at < g.home + g.size; b = blocks_[b].next)
+    if (!streams_.usable(blocks_[b].last_use, by)) return false;
+  return true;
+}
+
+bool Home::idle_finished(GranuleId id) const {
+  const Granule& g = space_.granule(id);
+  if (!g.home || !g.idle()) return false;
+  for (BlockId b = g.first; b != kNoBlock && blocks_[b].at < g.home + g.size; b = blocks_[b].next)
+    if (!streams_.finished(blocks_[b].last_use)) return false;
+  return true;
+}
+
+void Home::settle() {
+  std::vector<BlockId> mixed;
+  for (auto& arena : arenas_)
+    arena.index.each([&](const FreeIndex::Entry& e) {
+      if (blocks_[e.head].run_end != e.head) mixed.push_back(e.head);
+    });
+  for (BlockId head : mixed) {
+    Bytes run_size = blocks_[head].run_size;
+    BlockId tail = blocks_[head].run_end;
+    Addr end = blocks_[tail].at + blocks_[tail].size;
+    unindex_run(head);
+    BlockId b = head, first = head;
+    while (blocks_[b].at + blocks_[b].size < end) {
+      BlockId n = blocks_[b].next;
+      if (may_join(blocks_[b].last_use, blocks_[n].last_use)) {
+        bool was_first = b == first;
+        b = join(b, n);
+        if (was_first) first = b;
+      } else {
+        b = n;
+      }
+    }
+    index_run(first, b, run_size);
+  }
+}
+
+}  // namespace dymem

@@ -1,0 +1,105 @@
+// Home: what is free, and block surgery. The one truth about free memory.
+//
+// Home blocks tile the home addresses of the space. Three arenas, each in a window of its own with its own free index:
+// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small.
+// take() cuts a block out of a run, release() gives it back and joins neighbours; both keep Granule::used and
+// Granule::first. Invariants B1-B3 (block.hpp), and
+//   H1  Granule::used = bytes of its blocks that are not free; Granule::first = the block covering Granule::home.
+//   H2  Free bytes + used bytes = reserved bytes (vmm) of the arena's granules.
+// Lock: the pool's. Cost: O(1) index updates plus one step per granule the block touches (they grow with block size).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "pool/block.hpp"
+#include "pool/free_index.hpp"
+#include "space/space.hpp"
+#include "stream/stream_table.hpp"
+
+namespace dymem {
+
+enum ArenaIndex : std::uint8_t { kMainArena = 0, kIncrementalArena = 1, kSmallArena = 2 };
+
+struct Place {  // where in a run a block could go
+  BlockId head = kNoBlock;
+  Addr at = 0;
+  explicit operator bool() const { return head != kNoBlock; }
+};
+
+class Home {
+ public:
+  Home(Space& space, StreamTable& streams);
+
+  BlockTable& blocks() { return blocks_; }
+  const BlockTable& blocks() const { return blocks_; }
+  Block& block(BlockId id) { return blocks_[id]; }
+  const Block& block(BlockId id) const { return blocks_[id]; }
+  FreeIndex& index(int arena) { return arenas_[arena].index; }
+  const FreeIndex& index(int arena) const { return arenas_[arena].index; }
+
+  // Where `size` bytes usable by `by` fit in the run; at its high end if asked. Nothing if they do not.
+  Place fit(BlockId head, Bytes size, StreamIndex by, bool high) const;
+  // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once).
+  Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64) const;
+  // Is [at, at+size) free and usable by `by`; its run.
+  Place at(Addr at, Bytes size, StreamIndex by) const;
+
+  BlockId take(Place place, Bytes size, BlockKind kind);
+  void release(BlockId id, LastUse use);
+
+  // Adds granules to an arena at `where` (see growth_site) and makes their bytes free, finished.
+  Status grow(int arena, Addr where, const std::vector<Bytes>& sizes);
+  // Where the arena should grow so that a run of `size` usable bytes results, and how many new bytes that takes.
+  struct Site {
+    Addr at = 0;
+    Bytes need = 0;    // new bytes for the run; a multiple of the granule unit
+    Bytes room = 0;    // bytes that fit there at most
+    Bytes have = 0;    // free bytes already there, just before
+  };
+  Site growth_site(int arena, Bytes size, StreamIndex by) const;
+  Addr room_for(int arena, Bytes bytes) const;  // home addresses with nothing mapped; 0 = the window is used up
+  // Takes an idle granule's bytes out of its arena (before it is given back or moved).
+  void remove(GranuleId id);
+  // Makes bytes of a granule that was moved to a new home address free there.
+  void adopt(int arena, GranuleId id);
+
+  // Free bytes at the start / end of a granule, as far as `by` may use them now.
+  Bytes free_prefix(GranuleId id, StreamIndex by) const;
+  Bytes free_suffix(GranuleId id, StreamIndex by) const;
+  bool idle_usable(GranuleId id, StreamIndex by) const;  // wholly free, and usable
+  bool idle_finished(GranuleId id) const;                // … by anyone: no work uses it any more
+  BlockId covering(Addr at) const;  // the home block that holds this address, or kNoBlock
+  BlockId run_head(BlockId id) const;
+  int arena_of(Addr at) const;
+
+  // Joins neighbouring free blocks whose last uses have finished by now (after StreamTable::poll made progress).
+  void settle();
+
+  void audit(std::vector<std::string>* broken) const;
+
+ private:
+  struct Arena {
+    FreeIndex index;
+    Addr lo = 0, hi = 0, end = 0;  // end: past the highest granule
+    Bytes gaps = 0;                // unmapped bytes below end, left by what was given back
+  };
+  void index_run(BlockId head, BlockId tail, Bytes run_size);
+  void unindex_run(BlockId head);
+  Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
+  template <class F>
+  void each_gap(const Arena& a, F f) const;
+  bool may_join(LastUse a, LastUse b) const;
+  LastUse joined(LastUse a, LastUse b) const;
+  BlockId join(BlockId a, BlockId b);             // neighbours, both free; returns the one that stays
+  BlockId split(BlockId id, Addr at);             // returns the upper part; `id` may become either (see cpp)
+  void hint(BlockId id, Addr from, Bytes size);   // Granule::first of the granules that start in there
+  void use(Addr at, Bytes size, bool used);
+  void insert_free(BlockId id);                   // links are set; joins with free neighbours and indexes
+
+  Space& space_;
+  StreamTable& streams_;
+  BlockTable blocks_;
+  Arena arenas_[Space::kArenas];
+};
+
+}  // namespace dymem

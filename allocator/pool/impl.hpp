@@ -1,0 +1,83 @@
+// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), and audit.cpp.
+// Nothing outside pool/ includes this. Lock: `mutex`, held by every method here unless it says otherwise.
+#pragma once
+#include <mutex>
+#include <vector>
+
+#include "pool/debug_heap.hpp"
+#include "pool/block_map.hpp"
+#include "pool/home.hpp"
+#include "pool/pool.hpp"
+#include "pool/sticky.hpp"
+#include "pool/stitcher.hpp"
+#include "trace/recorder.hpp"
+
+namespace dymem {
+
+// PyTorch's border between its small and large statistics.
+constexpr Bytes kStatSmallMax = kMiB;
+// Blocks up to here live in the small arena, in granules of 2 MiB.
+constexpr Bytes kSmallMax = 512 * kKiB;
+
+struct Pool::Impl {
+  Impl(Driver& driver, const PoolConfig& config);
+
+  // --- pool.cpp
+  Addr malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<std::mutex>& lock);
+  void free(Addr address);
+  BlockId place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock);
+  void release(BlockId id);               // the block's bytes become free
+  bool complete_pending();                // pending blocks whose other streams are done become free
+  void count_alloc(Bytes size, Bytes requested);
+  void count_free(Bytes size, Bytes requested, bool pending);
+  void count_active_end(Bytes size);
+  void count_reserved();                  // after granules were made or given back
+  void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);
+
+  // --- slow_path.cpp
+  BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock);
+  BlockId place_guarded(Bytes size, std::unique_lock<std::mutex>& lock);  // debug mode
+  BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
+  BlockId try_views(Bytes size, StreamIndex by);
+  BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
+  BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
+  BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
+  BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
+  Bytes budget(Bytes size) const;         // reserved bytes up to which growing goes before stitching
+  Bytes allowance() const;                // bytes that may still be taken from the device
+  bool reclaimed(Bytes size, std::unique_lock<std::mutex>& lock);
+  OutOfMemoryFigures figures(Bytes requested) const;
+  Bytes trim();
+
+  Driver& driver;
+  PoolConfig config;
+  StreamTable streams;
+  Space space;
+  Home home;
+  Stitcher stitcher;
+  Sticky sticky;
+  BlockMap held;                          // address -> block that a caller holds
+  std::unique_ptr<DebugHeap> debug;       // config.debug: takes the place of all of the above
+
+  struct Use {                            // record_stream: other streams a held block is used on
+    std::vector<StreamIndex> streams;
+  };
+  std::vector<Use> uses;                  // Block::uses - 1
+  std::vector<std::uint32_t> spare_uses;
+  struct Pending {
+    BlockId id;
+    std::vector<LastUse> waits;
+  };
+  std::vector<Pending> pending;
+  unsigned until_poll = 0;                // mallocs until pending blocks are looked at again
+
+  PoolStats stats;
+  Bytes device_limit = ~Bytes{0};         // reserved bytes at which the device last refused; lifted by giving back
+  ReclaimCallback reclaim;
+  TraceRecorder* recorder = nullptr;
+  Nanos recorded_from = 0;
+  std::uint64_t recorded = 0;
+  mutable std::mutex mutex;
+};
+
+}  // namespace dymem

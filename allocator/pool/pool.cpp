@@ -1,0 +1,370 @@
+// The facade and the fast path. See pool.hpp for the interface, impl.hpp for the state.
+#include "pool/pool.hpp"
+
+#include <algorithm>
+
+#include "pool/impl.hpp"
+
+namespace dymem {
+
+// Pending blocks are looked at every so many mallocs; on any path that finds nothing they are looked at anyway.
+constexpr unsigned kPollEvery = 32;
+
+Pool::Impl::Impl(Driver& d, const PoolConfig& c)
+    : driver(d), config(c), streams(d), space(d, c.backing, c.limit), home(space, streams), stitcher(space, home, streams) {
+  if (c.debug) {
+    if (!d.has_vmm()) throw InvalidArgument("dymem: debug:on needs a device with virtual memory management");
+    debug = std::make_unique<DebugHeap>(d);
+  }
+  if (space.contiguous()) config.alias = false;
+}
+
+void Pool::Impl::count_alloc(Bytes size, Bytes requested) {
+  int p = size <= kStatSmallMax ? kSmall : kLarge;
+  std::int64_t n = std::int64_t(size), r = std::int64_t(requested);
+  for (int i : {int(kAll), p}) {
+    stats.allocation[i].increase(1);
+    stats.active[i].increase(1);
+    stats.allocated_bytes[i].increase(n);
+    stats.active_bytes[i].increase(n);
+    stats.requested_bytes[i].increase(r);
+  }
+  stats.occupied_peak = std::max(stats.occupied_peak, stats.active_bytes[kAll].current);
+}
+
+void Pool::Impl::count_free(Bytes size, Bytes requested, bool pending_use) {
+  int p = size <= kStatSmallMax ? kSmall : kLarge;
+  std::int64_t n = std::int64_t(size), r = std::int64_t(requested);
+  for (int i : {int(kAll), p}) {
+    stats.allocation[i].decrease(1);
+    stats.allocated_bytes[i].decrease(n);
+    stats.requested_bytes[i].decrease(r);
+    if (!pending_use) {
+      stats.active[i].decrease(1);
+      stats.active_bytes[i].decrease(n);
+    }
+  }
+}
+
+void Pool::Impl::count_active_end(Bytes size) {
+  for (int i : {int(kAll), size <= kStatSmallMax ? int(kSmall) : int(kLarge)}) {
+    stats.active[i].decrease(1);
+    stats.active_bytes[i].decrease(std::int64_t(size));
+  }
+}
+
+void Pool::Impl::count_reserved() {
+  auto set = [](Stat& s, std::int64_t now) {
+    if (now > s.current) s.increase(now - s.current);
+    else if (now < s.current) s.decrease(s.current - now);
+  };
+  Bytes reserved = debug ? debug->reserved() : space.reserved();
+  std::uint64_t granules = debug ? debug->mappings() : space.granule_count();
+  set(stats.reserved_bytes[kAll], std::int64_t(reserved));
+  set(stats.segment[kAll], std::int64_t(granules));
+  // Which arena a granule serves can change; PyTorch's split by pool is by the arena it was made for.
+  set(stats.reserved_bytes[kLarge], std::int64_t(reserved));
+  set(stats.segment[kLarge], std::int64_t(granules));
+  stats.num_device_alloc = std::int64_t(space.created());
+  stats.num_device_free = std::int64_t(space.destroyed());
+}
+
+BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+  if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
+  bool high = mobility == Mobility::temporary;
+  if (size <= kSmallMax) {
+    if (Place p = home.best_fit(kSmallArena, size, by, high)) return home.take(p, size, BlockKind::live);
+    return place_slow(size, by, mobility, lock);
+  }
+  int arena = mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
+  std::uint64_t key = Sticky::key(size, Bytes(stats.allocated_bytes[kAll].current), by);
+  Addr before = sticky.find(key);
+  BlockId id = kNoBlock;
+  Place best = home.best_fit(arena, size, by, high);
+  if (before) {
+    if (best && best.at == before) {
+      id = home.take(best, size, BlockKind::live);
+    } else if (int a = home.arena_of(before); a >= 0) {
+      if (a == arena)
+        if (Place p = home.at(before, size, by)) id = home.take(p, size, BlockKind::live);
+    } else if (Stitcher::Spot s = stitcher.at(before, size, by)) {
+      id = stitcher.take(s, size, by);
+      stats.num_stitch_reuses++;
+    }
+    if (id != kNoBlock) {
+      stats.num_sticky_hits++;
+      return id;
+    }
+  }
+  id = best ? home.take(best, size, BlockKind::live) : place_slow(size, by, mobility, lock);
+  sticky.store(key, home.block(id).at);
+  return id;
+}
+
+Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+  if (__builtin_expect(bytes > kRequestMax, 0))
+    throw InvalidArgument("dymem: a request of " + std::to_string(bytes) +
+                          " bytes is larger than any device; is a size negative or overflowed?");
+  Bytes size = block_size(bytes);
+  StreamIndex by = streams.index(stream);
+  if (!pending.empty() && until_poll-- == 0) {
+    until_poll = kPollEvery;
+    if (!driver.is_capturing(stream) && streams.poll()) complete_pending();
+  }
+  BlockId id = place(size, by, mobility, lock);
+  Block& b = home.block(id);
+  b.requested = bytes;
+  b.last_use.stream = by;
+  b.mobility = std::uint8_t(mobility);
+  held.insert(b.at, id);
+  count_alloc(size, bytes);
+  Addr at = b.at;
+  if (recorder) {
+    b.trace_number = recorded;
+    record(TraceKind::alloc, recorded++, bytes, stream, mobility);
+  }
+  return at;
+}
+
+void Pool::Impl::release(BlockId id) {
+  const Block& b = home.block(id);
+  LastUse use = streams.now(b.last_use.stream);
+  Bytes size = b.size;
+  if (debug) {
+    // No address is used twice before the GPU is done: the mapping goes at once.
+    streams.close_all();
+    streams.synchronize(streams.close(use.stream));
+    debug->give(b.at);
+    home.blocks().drop(id);
+    count_reserved();
+    return;
+  }
+  if (b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending) stitcher.release(id, use);
+  else home.release(id, use);
+  streams.note_free(use.stream, size);
+}
+
+void Pool::Impl::free(Addr address) {
+  BlockId id = held.take(address);
+  if (__builtin_expect(id == kNoBlock, 0))
+    throw InvalidArgument("dymem: free of " + std::to_string(address) +
+                          ", which is not a block that is held: freed twice, or from another allocator");
+  Block& b = home.block(id);
+  Bytes size = b.size;
+  if (recorder) record(TraceKind::free_requested, b.trace_number, b.requested, streams.id(b.last_use.stream), Mobility(b.mobility));
+  if (__builtin_expect(b.uses != 0, 0)) {
+    Pending p{id, {}};
+    std::uint32_t u = b.uses - 1;
+    for (StreamIndex s : uses[u].streams)
+      if (s != b.last_use.stream) p.waits.push_back(streams.close(s));
+    uses[u].streams.clear();
+    spare_uses.push_back(u);
+    b.uses = 0;
+    if (!p.waits.empty()) {
+      count_free(size, b.requested, true);
+      stats.pending_bytes.increase(std::int64_t(size));
+      b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
+      pending.push_back(std::move(p));
+      return;
+    }
+  }
+  count_free(size, b.requested, false);
+  release(id);
+}
+
+bool Pool::Impl::complete_pending() {
+  bool any = false;
+  for (std::size_t i = 0; i < pending.size();) {
+    Pending& p = pending[i];
+    std::erase_if(p.waits, [&](LastUse u) { return streams.finished(u); });
+    if (!p.waits.empty()) {
+      i++;
+      continue;
+    }
+    BlockId id = p.id;
+    pending.erase(pending.begin() + std::ptrdiff_t(i));
+    Bytes size = home.block(id).size;
+    if (recorder) record(TraceKind::free_completed, home.block(id).trace_number, size, streams.id(home.block(id).last_use.stream), Mobility::untagged);
+    count_active_end(size);
+    stats.pending_bytes.decrease(std::int64_t(size));
+    release(id);
+    any = true;
+  }
+  return any;
+}
+
+void Pool::Impl::record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility) {
+  TraceEvent e;
+  e.time_ns = driver.now() - recorded_from;
+  e.block = block;
+  e.size = size;
+  e.stream = stream;
+  e.kind = kind;
+  e.mobility = std::uint8_t(mobility);
+  recorder->record(e);
+}
+
+// ---------------------------------------------------------------------------------------------------- the facade
+
+Pool::Pool(Driver& driver, const PoolConfig& config) : impl_(std::make_unique<Impl>(driver, config)) {}
+
+Pool::~Pool() {
+  // Whoever destroys a pool has finished with its memory; the driver may still have work under way.
+  try {
+    impl_->streams.synchronize_all();
+  } catch (const Error&) {
+  }
+}
+
+Addr Pool::malloc(Bytes bytes, StreamId stream, Mobility mobility) {
+  std::unique_lock lock(impl_->mutex);
+  return impl_->malloc(bytes, stream, mobility, lock);
+}
+
+void Pool::free(Addr address) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->free(address);
+}
+
+void Pool::record_stream(Addr address, StreamId stream) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  BlockId id = p.held.find(address);
+  if (id == kNoBlock)
+    throw InvalidArgument("dymem: record_stream of " + std::to_string(address) + ", which is not a block that is held");
+  StreamIndex s = p.streams.index(stream);
+  Block& b = p.home.block(id);
+  if (p.recorder) p.record(TraceKind::record_stream, b.trace_number, b.requested, stream, Mobility(b.mobility));
+  if (s == b.last_use.stream) return;
+  if (!b.uses) {
+    if (p.spare_uses.empty()) {
+      p.uses.emplace_back();
+      b.uses = std::uint32_t(p.uses.size());
+    } else {
+      b.uses = p.spare_uses.back() + 1;
+      p.spare_uses.pop_back();
+    }
+  }
+  auto& list = p.uses[b.uses - 1].streams;
+  if (std::find(list.begin(), list.end(), s) == list.end()) list.push_back(s);
+}
+
+Bytes Pool::trim() {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->trim();
+}
+
+static void change_pins(Pool::Impl& p, Addr address, int by);
+
+void Pool::pin(Addr address) {
+  std::lock_guard lock(impl_->mutex);
+  change_pins(*impl_, address, 1);
+}
+
+void Pool::unpin(Addr address) {
+  std::lock_guard lock(impl_->mutex);
+  change_pins(*impl_, address, -1);
+}
+
+static void change_pins(Pool::Impl& p, Addr address, int by) {
+  BlockId id = p.held.find(address);
+  if (id == kNoBlock)
+    throw InvalidArgument("dymem: pin or unpin of " + std::to_string(address) + ", which is not a block that is held");
+  Block& b = p.home.block(id);
+  if (by < 0 && b.pins == 0) throw InvalidArgument("dymem: unpin of a block that is not pinned");
+  if (p.debug) {
+    b.pins = std::uint8_t(b.pins + by);
+    return;
+  }
+  auto granules = [&](Addr at, Bytes size) {
+    for (Addr x = at; x < at + size;) {
+      Granule& g = p.space.granule(p.space.granule_at(x));
+      g.pins += std::uint32_t(by);
+      x = g.home + g.size;
+    }
+  };
+  b.pins = std::uint8_t(b.pins + by);
+  if (b.kind != BlockKind::stitched) return granules(b.at, b.size);
+  for (BlockId piece = b.next_piece; piece != kNoBlock; piece = p.home.block(piece).next_piece)
+    granules(p.home.block(piece).at, p.home.block(piece).size);
+}
+
+void Pool::set_limit(Bytes limit) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->config.limit = limit;
+}
+
+Bytes Pool::limit() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->config.limit;
+}
+
+void Pool::set_reclaim_callback(ReclaimCallback callback) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->reclaim = std::move(callback);
+}
+
+bool Pool::find(Addr address, BlockInfo* out) const {
+  for (const BlockInfo& b : blocks())
+    if (b.state == BlockState::live && address >= b.address && address < b.address + b.size) {
+      if (out) *out = b;
+      return true;
+    }
+  return false;
+}
+
+bool Pool::owns(Addr address) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->debug ? impl_->debug->owns(address) : impl_->space.owns(address);
+}
+
+Bytes Pool::largest_free(StreamId stream) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->figures(0).largest_free + 0 * stream;
+}
+
+PoolStats Pool::stats() const {
+  std::lock_guard lock(impl_->mutex);
+  PoolStats s = impl_->stats;
+  s.views = impl_->space.views();
+  s.views_max = impl_->space.views_max();
+  s.va_bytes = impl_->space.va_bytes();
+  s.va_bytes_max = impl_->space.va_bytes_max();
+  std::int64_t free_blocks = 0;
+  for (int a = 0; a < Space::kArenas; a++) free_blocks += std::int64_t(impl_->home.index(a).size());
+  s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
+  s.inactive_split_bytes[kAll].current = s.inactive_split_bytes[kLarge].current =
+      s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
+  return s;
+}
+
+void Pool::reset_peak_stats() {
+  std::lock_guard lock(impl_->mutex);
+  auto& s = impl_->stats;
+  for (StatArray* a : {&s.allocation, &s.segment, &s.active, &s.inactive_split, &s.allocated_bytes, &s.reserved_bytes,
+                       &s.active_bytes, &s.inactive_split_bytes, &s.requested_bytes})
+    for (Stat& x : *a) x.reset_peak();
+  s.pending_bytes.reset_peak();
+}
+
+void Pool::reset_accumulated_stats() {
+  std::lock_guard lock(impl_->mutex);
+  auto& s = impl_->stats;
+  for (StatArray* a : {&s.allocation, &s.segment, &s.active, &s.inactive_split, &s.allocated_bytes, &s.reserved_bytes,
+                       &s.active_bytes, &s.inactive_split_bytes, &s.requested_bytes})
+    for (Stat& x : *a) x.reset_accumulated();
+  s.pending_bytes.reset_accumulated();
+  s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;
+  s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
+}
+
+void Pool::set_recorder(TraceRecorder* recorder) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->recorder = recorder;
+  impl_->recorded_from = recorder ? impl_->driver.now() : 0;
+}
+
+Driver& Pool::driver() { return impl_->driver; }
+const PoolConfig& Pool::config() const { return impl_->config; }
+
+}  // namespace dymem

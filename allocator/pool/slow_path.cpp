@@ -1,0 +1,288 @@
+// What happens when no free run fits: the order in which memory is found, up to the limit and past it.
+//
+//   1  what other streams have finished with by now
+//   2  views that are there already
+//   3  growing, while reserved stays within the running peak of occupied bytes plus a little (budget)
+//   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit
+//   -- at the limit, or when the device refuses:
+//   5  let this stream wait for the others (on the device), then 1-4 again
+//   6  wait for pending frees (on the host), then 1-4 again
+//   7  the reclaim callback (PyTorch's), unlocked, then 1-4 again
+//   8  OutOfMemory with every figure; the pool stays usable
+#include <algorithm>
+
+#include "pool/granule_sizes.hpp"
+#include "pool/impl.hpp"
+
+namespace dymem {
+
+Bytes Pool::Impl::allowance() const {
+  Bytes cap = std::min(config.limit ? config.limit : ~Bytes{0}, device_limit);
+  return cap > space.reserved() ? cap - space.reserved() : 0;
+}
+
+Bytes Pool::Impl::budget(Bytes size) const {
+  Bytes peak = std::max(Bytes(stats.occupied_peak), Bytes(stats.active_bytes[kAll].current) + size);
+  Bytes b = peak + Bytes(double(peak) * config.grow_ratio) + config.grow_slack;
+  return std::min(b, space.reserved() + allowance());
+}
+
+BlockId Pool::Impl::try_fit(int arena, Bytes size, StreamIndex by, bool high) {
+  Place p = home.best_fit(arena, size, by, high, 1 << 20);
+  return p ? home.take(p, size, BlockKind::live) : kNoBlock;
+}
+
+BlockId Pool::Impl::try_views(Bytes size, StreamIndex by) {
+  if (!config.alias) return kNoBlock;
+  Stitcher::Spot s = stitcher.find(size, by);
+  if (!s) return kNoBlock;
+  stats.num_stitch_reuses++;
+  return stitcher.take(s, size, by);
+}
+
+// The device refused: remember how much it gave, so that the next requests go the way of the limit at once.
+static bool refused(Pool::Impl& p, const Status& s) {
+  if (s.code != Code::out_of_memory) s.expect_ok();
+  p.device_limit = p.space.reserved();
+  return true;
+}
+
+BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
+  Home::Site site = home.growth_site(arena, size, by);
+  if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
+  Bytes ask = arena == kSmallArena
+                  ? site.need
+                  : std::min(GranuleSizes::ask(site.need, up_to - space.reserved()), round_down(site.room, kGranuleUnit));
+  Status s = home.grow(arena, site.at, GranuleSizes::split(ask));
+  if (!s.ok() && ask > site.need && s.code == Code::out_of_memory) s = home.grow(arena, site.at, GranuleSizes::split(site.need));
+  if (!s.ok()) {
+    refused(*this, s);
+    return kNoBlock;
+  }
+  count_reserved();
+  Addr at = site.at - site.have;
+  Place p = high ? home.best_fit(arena, size, by, true) : home.at(at, size, by);
+  if (!p) p = home.best_fit(arena, size, by, high, 1 << 20);
+  DYMEM_CHECK(bool(p), "the arena grew and the request still fits nowhere");
+  return home.take(p, size, BlockKind::live);
+}
+
+BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
+  if (!config.alias) return kNoBlock;
+  auto plan = stitcher.plan(size, by, allowed);
+  if (!plan) return kNoBlock;
+  Stitcher::Spot spot;
+  Status s = stitcher.stitch(*plan, &spot);
+  count_reserved();
+  if (!s.ok()) {
+    refused(*this, s);
+    return kNoBlock;
+  }
+  stats.num_stitches++;
+  BlockId id = stitcher.take(spot, size, by);
+  stitcher.retire();
+  return id;
+}
+
+BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
+  if (config.alias || space.contiguous() || streams.any_capturing()) return kNoBlock;
+  Home::Site site = home.growth_site(arena, size, by);
+  std::vector<GranuleId> idle;
+  Bytes got = 0;
+  for (GranuleId g = 0; g < space.granules(); g++) {
+    const Granule& granule = space.granule(g);
+    // Not what lies right before the site: it is part of the run already.
+    if (!granule.home || !granule.idle() || granule.size > kRequestMax) continue;
+    if (granule.home + granule.size > site.at - site.have && granule.home < site.at) continue;
+    if (!home.idle_usable(g, by)) continue;
+    idle.push_back(g);
+  }
+  std::stable_sort(idle.begin(), idle.end(), [&](GranuleId a, GranuleId b) {
+    return space.granule(a).size > space.granule(b).size;
+  });
+  std::vector<GranuleId> chosen;
+  for (GranuleId g : idle) {
+    if (got >= site.need) break;
+    chosen.push_back(g);
+    got += space.granule(g).size;
+  }
+  if (got < site.need || got > site.room) return kNoBlock;
+  // Pages may only be unmapped when the GPU has finished with them.
+  for (GranuleId g : chosen)
+    if (!home.idle_finished(g)) {
+      streams.synchronize_all();
+      stats.num_sync_all_streams++;
+      break;
+    }
+  Addr at = site.at;
+  for (GranuleId g : chosen) {
+    int from = home.arena_of(space.granule(g).home);
+    Addr old = space.granule(g).home;
+    home.remove(g);
+    Status s = space.move_home(g, at);
+    if (!s.ok()) {
+      home.adopt(from, g);
+      DYMEM_CHECK(space.granule(g).home == old, "a granule moved although the move failed");
+      s.expect_ok();
+    }
+    home.adopt(arena, g);
+    at += space.granule(g).size;
+  }
+  Place p = home.best_fit(arena, size, by, false, 1 << 20);
+  return p ? home.take(p, size, BlockKind::live) : kNoBlock;
+}
+
+BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
+  BlockId id = try_fit(arena, size, by, high);
+  if (id == kNoBlock && arena != kMainArena) {
+    id = try_grow(arena, size, by, high, space.reserved() + allowance());
+    // A full small or incremental arena borrows from the main one.
+    if (id == kNoBlock) id = try_fit(kMainArena, size, by, high);
+  }
+  if (id == kNoBlock) id = try_views(size, by);
+  if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
+  if (id == kNoBlock) id = try_stitch(size, by, allowance());
+  if (id == kNoBlock) id = try_move(kMainArena, size, by);
+  if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
+  return id;
+}
+
+BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+  bool high = mobility == Mobility::temporary;
+  int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
+  bool capturing = driver.is_capturing(streams.id(by));
+  auto look = [&] {
+    if (capturing || (streams.single() && pending.empty() && !streams.has_unfinished())) return;
+    if (streams.poll()) {
+      complete_pending();
+      home.settle();
+    }
+  };
+  look();
+  BlockId id = try_all(arena, size, by, high);
+  if (id != kNoBlock) return id;
+
+  stats.num_alloc_retries++;
+  if (!capturing) {
+    // What the device refused earlier may be there now.
+    if (device_limit != ~Bytes{0}) {
+      device_limit = ~Bytes{0};
+      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+    }
+    if (!streams.single()) {
+      for (std::size_t s = 0; s < streams.size(); s++) streams.make_wait(by, StreamIndex(s));
+      stats.num_stream_waits++;
+      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+    }
+    if (!pending.empty() || !streams.single()) {
+      streams.synchronize_all();
+      stats.num_sync_all_streams++;
+      complete_pending();
+      home.settle();
+      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+    }
+  }
+  while (reclaimed(size, lock)) {
+    look();
+    if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+  }
+  stats.num_ooms++;
+  throw OutOfMemory(figures(size));
+}
+
+// Runs the callback without the lock; false when there is none or it had nothing to give.
+bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<std::mutex>& lock) {
+  if (!reclaim) return false;
+  ReclaimCallback callback = reclaim;
+  lock.unlock();
+  Bytes freed = 0;
+  try {
+    freed = callback(size);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  device_limit = ~Bytes{0};
+  return freed != 0;
+}
+
+BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<std::mutex>& lock) {
+  do {
+    Addr at = 0;
+    Bytes mapped = round_up(size, kGranuleUnit);
+    Status s{Code::out_of_memory, "limit", 0};
+    if (!config.limit || debug->reserved() + mapped <= config.limit) s = debug->take(size, &at);
+    if (s.code == Code::out_of_memory && !pending.empty()) {
+      streams.synchronize_all();
+      complete_pending();
+      if (!config.limit || debug->reserved() + mapped <= config.limit) s = debug->take(size, &at);
+    }
+    if (s.ok()) {
+      BlockId id = home.blocks().make();
+      Block& b = home.block(id);
+      b.at = at;
+      b.size = size;
+      b.kind = BlockKind::live;
+      count_reserved();
+      return id;
+    }
+    if (s.code != Code::out_of_memory) s.expect_ok();
+    stats.num_alloc_retries++;
+  } while (reclaimed(size, lock));
+  stats.num_ooms++;
+  throw OutOfMemory(figures(size));
+}
+
+OutOfMemoryFigures Pool::Impl::figures(Bytes requested) const {
+  OutOfMemoryFigures f;
+  f.requested = requested;
+  f.live = Bytes(stats.allocated_bytes[kAll].current);
+  f.pending = Bytes(stats.pending_bytes.current);
+  f.reserved = debug ? debug->reserved() : space.reserved();
+  f.limit = config.limit;
+  for (int a : {int(kMainArena), int(kSmallArena), int(kIncrementalArena)})
+    home.index(a).from_largest([&](const FreeIndex::Entry& e) {
+      f.largest_free = std::max(f.largest_free, e.size);
+      return true;
+    });
+  // Stitching makes one piece of all idle granules, so that is the largest block to be had.
+  Bytes idle = 0;
+  if (config.alias && !debug)
+    for (GranuleId g = 0; g < space.granules(); g++)
+      if (space.granule(g).home && space.granule(g).idle()) idle += space.granule(g).size;
+  f.largest_free = std::max(f.largest_free, idle);
+  DeviceMemory m = driver.memory();
+  f.device_free = m.free;
+  f.device_total = m.total;
+  f.device = driver.device();
+  Bytes occupied = Bytes(stats.active_bytes[kAll].peak);
+  f.overhead = occupied ? double(stats.reserved_bytes[kAll].peak) / double(occupied) - 1 : 0;
+  return f;
+}
+
+Bytes Pool::Impl::trim() {
+  if (debug || space.contiguous()) return 0;
+  if (streams.any_capturing()) return 0;
+  streams.synchronize_all();
+  complete_pending();
+  home.settle();
+  stitcher.drop_idle();
+  Bytes before = space.reserved();
+  for (GranuleId g = 0; g < space.granules(); g++) {
+    if (!home.idle_finished(g)) continue;
+    int arena = home.arena_of(space.granule(g).home);
+    home.remove(g);
+    Status s = space.give_back(g);
+    if (!s.ok()) {
+      if (space.granule(g).home) home.adopt(arena, g);
+      count_reserved();
+      s.expect_ok();
+    }
+  }
+  device_limit = ~Bytes{0};
+  count_reserved();
+  return before - space.reserved();
+}
+
+}  // namespace dymem

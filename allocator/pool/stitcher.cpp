@@ -1,0 +1,303 @@
+#include "pool/stitcher.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "driver/cost_model.hpp"
+#include "pool/granule_sizes.hpp"
+
+namespace dymem {
+
+// Second views cost nothing while they exist, but unmapping them when a granule goes and host memory do.
+constexpr std::uint64_t kViewsFree = 2048, kViewsPerGranule = 6;
+constexpr std::size_t kSuffixesTried = 4;
+
+Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}
+
+std::uint64_t Stitcher::views_allowed() const { return kViewsFree + kViewsPerGranule * space_.granule_count(); }
+
+bool Stitcher::range_free(const Region& r, std::size_t view, Addr at, Bytes size, StreamIndex by) const {
+  Addr end = at + size;
+  for (std::size_t i = view; i < r.granules.size() && r.at[i] < end; i++) {
+    if (r.granules[i] == kNone) return false;
+    const Granule& g = space_.granule(r.granules[i]);
+    if (g.pins) return false;
+    Addr lo = std::max(at, r.at[i]), hi = std::min(end, r.at[i] + g.size);
+    if (g.used == 0) {
+      if (!home_.idle_usable(r.granules[i], by)) return false;
+    } else if (g.used + (hi - lo) > g.size || !home_.at(g.home + (lo - r.at[i]), hi - lo, by)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Stitcher::Spot Stitcher::at(Addr at, Bytes size, StreamIndex by) const {
+  auto it = std::upper_bound(by_address_.begin(), by_address_.end(), at,
+                             [&](Addr a, RegionId r) { return a < space_.region(r).base; });
+  if (it == by_address_.begin()) return {};
+  RegionId id = *--it;
+  const Region& r = space_.region(id);
+  if (r.broken || at + size > r.base + r.size) return {};
+  std::size_t view = std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
+  if (!range_free(r, view, at, size, by)) return {};
+  return {id, at};
+}
+
+Stitcher::Spot Stitcher::find(Bytes size, StreamIndex by) {
+  Spot best;
+  Bytes best_room = ~Bytes{0};
+  for (RegionId id : by_address_) {
+    const Region& r = space_.region(id);
+    if (r.broken || r.size < size) continue;
+    std::size_t n = r.granules.size();
+    // Maximal stretches of wholly free granules, then the free edges of their neighbours.
+    for (std::size_t i = 0; i < n;) {
+      Bytes whole = 0;
+      std::size_t j = i;
+      while (j < n && space_.granule(r.granules[j]).idle()) whole += space_.granule(r.granules[j++]).size;
+      Bytes before = i > 0 ? space_.granule(r.granules[i - 1]).size - space_.granule(r.granules[i - 1]).used : 0;
+      Bytes after = j < n ? space_.granule(r.granules[j]).size - space_.granule(r.granules[j]).used : 0;
+      if (whole + before + after >= size && whole + before + after != 0) {
+        Bytes suffix = i > 0 && !space_.granule(r.granules[i - 1]).pins ? home_.free_suffix(r.granules[i - 1], by) : 0;
+        Bytes prefix = j < n && !space_.granule(r.granules[j]).pins ? home_.free_prefix(r.granules[j], by) : 0;
+        Bytes room = suffix + whole + prefix;
+        if (room >= size && room < best_room) {
+          Addr start = i < n ? r.at[i] - suffix : r.base + r.size - suffix;
+          std::size_t first = suffix ? i - 1 : i;
+          if (range_free(r, first, start, size, by)) {
+            best = {id, start};
+            best_room = room;
+          }
+        }
+      }
+      i = j + 1;
+    }
+  }
+  return best;
+}
+
+std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes allowance) const {
+  struct Candidate {
+    GranuleId id;
+    Bytes size;
+    unsigned run;  // log2 of the free run it lies in: small runs are given up first
+    std::size_t views;
+  };
+  std::vector<Candidate> idle;
+  std::vector<std::pair<Bytes, GranuleId>> suffixes, prefixes;
+  for (GranuleId g = 0; g < space_.granules(); g++) {
+    const Granule& granule = space_.granule(g);
+    if (!granule.home || granule.pins || granule.used == granule.size) continue;
+    if (granule.used == 0) {
+      if (!home_.idle_usable(g, by)) continue;
+      Bytes run = home_.block(home_.run_head(granule.first)).run_size;
+      idle.push_back({g, granule.size, unsigned(std::bit_width(run)), granule.regions.size()});
+    } else if (granule.size > kGranuleUnit) {
+      if (Bytes n = home_.free_suffix(g, by)) suffixes.push_back({n, g});
+      if (Bytes n = home_.free_prefix(g, by)) prefixes.push_back({n, g});
+    }
+  }
+  std::stable_sort(idle.begin(), idle.end(), [](const Candidate& a, const Candidate& b) {
+    return a.run != b.run ? a.run < b.run : a.size > b.size;
+  });
+  auto larger = [](auto& a, auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; };
+  std::sort(suffixes.begin(), suffixes.end(), larger);
+  std::sort(prefixes.begin(), prefixes.end(), larger);
+  auto view_us = [](Bytes n) { return cost::map_us(n) + cost::access_us(n); };
+
+  std::optional<Plan> best;
+  auto consider = [&](Bytes head, GranuleId first) {
+    Plan p;
+    p.head = head;
+    Bytes got = head;
+    if (first != kNone) {
+      p.granules.push_back(first);
+      p.cost_us += view_us(space_.granule(first).size);
+    }
+    std::vector<GranuleId> whole;
+    for (auto& c : idle) {
+      if (got >= size) break;
+      whole.push_back(c.id);
+      got += c.size;
+    }
+    // What is superfluous goes, first what was taken first and fits into the surplus.
+    if (got > size)
+      for (std::size_t i = 0; i < whole.size();) {
+        Bytes n = space_.granule(whole[i]).size;
+        if (got - n >= size) {
+          got -= n;
+          whole.erase(whole.begin() + std::ptrdiff_t(i));
+        } else {
+          i++;
+        }
+      }
+    for (GranuleId g : whole) {
+      p.granules.push_back(g);
+      p.cost_us += view_us(space_.granule(g).size);
+    }
+    Bytes prefix_bytes = 0;
+    if (got < size)
+      for (auto& [n, g] : prefixes)
+        if (g != first) {
+          p.last = g;
+          p.cost_us += view_us(space_.granule(g).size);
+          prefix_bytes = std::min(n, size - got);
+          got += prefix_bytes;
+          break;
+        }
+    if (got < size) {
+      Bytes from_last = p.last != kNone ? prefix_bytes : 0;
+      if (from_last && round_up(size - got, kGranuleUnit) == round_up(size - got + from_last, kGranuleUnit)) {
+        got -= from_last;  // new granules are whole: the free start of the last one would save none
+        p.cost_us -= view_us(space_.granule(p.last).size);
+        p.last = kNone;
+      }
+      p.fresh = GranuleSizes::split(size - got);
+      for (Bytes n : p.fresh) {
+        p.fresh_bytes += n;
+        p.cost_us += cost::create_us(n) + 2 * view_us(n);
+      }
+    }
+    if (p.fresh_bytes > allowance) return;
+    if (!best || p.fresh_bytes < best->fresh_bytes || (p.fresh_bytes == best->fresh_bytes && p.cost_us < best->cost_us))
+      best = std::move(p);
+  };
+  consider(0, kNone);
+  for (std::size_t i = 0; i < std::min(kSuffixesTried, suffixes.size()); i++)
+    consider(suffixes[i].first, suffixes[i].second);
+  return best;
+}
+
+Status Stitcher::stitch(const Plan& plan, Spot* out) {
+  std::vector<GranuleId> granules = plan.granules;
+  if (!plan.fresh.empty()) {
+    Addr where = home_.room_for(kMainArena, plan.fresh_bytes);
+    if (!where) return {Code::out_of_memory, "reserve", 0};
+    Status s = home_.grow(kMainArena, where, plan.fresh);
+    if (!s.ok()) return s;
+    for (Addr x = where; x < where + plan.fresh_bytes;) {
+      GranuleId g = space_.granule_at(x);
+      granules.push_back(g);
+      x += space_.granule(g).size;
+    }
+  }
+  if (plan.last != kNone) granules.push_back(plan.last);
+  RegionId id = kNone;
+  Status s = space_.add_region(granules, &id);
+  if (!s.ok()) return s;  // fresh granules stay: free bytes of the main arena
+  const Region& r = space_.region(id);
+  auto it = std::upper_bound(by_address_.begin(), by_address_.end(), r.base,
+                             [&](Addr a, RegionId other) { return a < space_.region(other).base; });
+  by_address_.insert(it, id);
+  Addr at = r.base;
+  if (plan.head) at += space_.granule(granules.front()).size - plan.head;
+  *out = {id, at};
+  return {};
+}
+
+BlockId Stitcher::take(Spot spot, Bytes size, StreamIndex by) {
+  Region& r = space_.region(spot.region);
+  Addr at = spot.at, end = at + size;
+  std::size_t i = std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
+  BlockId owner = home_.blocks().make();
+  BlockId last = kNoBlock;
+  while (at < end) {
+    // Views whose granules are neighbours at home too make one piece.
+    const Granule* g = &space_.granule(r.granules[i]);
+    Addr home_at = g->home + (at - r.at[i]);
+    Bytes n = std::min(end, r.at[i] + g->size) - at;
+    while (at + n < end && space_.granule(r.granules[i + 1]).home == home_at + n) {
+      i++;
+      g = &space_.granule(r.granules[i]);
+      n = std::min(end, r.at[i] + g->size) - at;
+    }
+    i++;
+    Place place = home_.at(home_at, n, by);
+    DYMEM_CHECK(bool(place), "a stitched range is not free at home");
+    BlockId piece = home_.take(place, n, BlockKind::lent);
+    home_.block(piece).owner = owner;
+    if (last == kNoBlock) home_.block(owner).next_piece = piece;
+    else home_.block(last).next_piece = piece;
+    last = piece;
+    at += n;
+  }
+  Block& b = home_.block(owner);
+  b.at = spot.at;
+  b.size = size;
+  b.kind = BlockKind::stitched;
+  b.region = spot.region;
+  b.arena = kMainArena;
+  r.held++;
+  r.used_at = ++clock_;
+  return owner;
+}
+
+void Stitcher::release(BlockId id, LastUse use) {
+  Region& r = space_.region(home_.block(id).region);
+  RegionId region = home_.block(id).region;
+  for (BlockId piece = home_.block(id).next_piece; piece != kNoBlock;) {
+    BlockId next = home_.block(piece).next_piece;
+    home_.release(piece, use);
+    piece = next;
+  }
+  home_.blocks().drop(id);
+  r.held--;
+  if (r.last_use.stream == use.stream || streams_.finished(r.last_use)) {
+    r.last_use = use;
+  } else {
+    bool known = false;
+    for (auto& u : r.more_uses)
+      if (u.stream == use.stream) {
+        u = use;
+        known = true;
+      }
+    if (!known) r.more_uses.push_back(use);
+  }
+  if (r.broken && r.held == 0 && region_finished(r) && space_.drop_region(region).ok()) dropped(region);
+}
+
+bool Stitcher::region_finished(const Region& r) const {
+  if (!streams_.finished(r.last_use)) return false;
+  for (auto& u : r.more_uses)
+    if (!streams_.finished(u)) return false;
+  return true;
+}
+
+void Stitcher::dropped(RegionId id) { std::erase(by_address_, id); }
+
+void Stitcher::retire() {
+  if (views() <= views_allowed() || streams_.any_capturing()) return;
+  // With one stream nothing was recorded yet: ask for an event now and drop next time what it covers.
+  std::vector<std::pair<std::uint64_t, RegionId>> idle;
+  for (RegionId id : by_address_)
+    if (!space_.region(id).held) idle.push_back({space_.region(id).used_at, id});
+  std::sort(idle.begin(), idle.end());
+  std::uint64_t target = views_allowed() / 8 * 7;
+  bool blocked = false;
+  for (auto& [when, id] : idle) {
+    if (views() <= target) break;
+    const Region& r = space_.region(id);
+    if (!region_finished(r)) {
+      blocked = true;
+      continue;
+    }
+    if (!space_.drop_region(id).ok()) continue;
+    dropped(id);
+  }
+  if (blocked && !streams_.has_unfinished()) streams_.close_all();
+}
+
+void Stitcher::drop_idle() {
+  for (std::size_t i = 0; i < by_address_.size();) {
+    RegionId id = by_address_[i];
+    const Region& r = space_.region(id);
+    if (r.held == 0 && region_finished(r) && space_.drop_region(id).ok()) {
+      dropped(id);
+      } else {
+      i++;
+    }
+  }
+}
+
+}  // namespace dymem

@@ -1,0 +1,72 @@
+// Stitching: free bytes scattered over idle granules, seen as one piece through a region of second views.
+//
+// A stitched block lies in a region: it may begin with the free end of its first granule and stop at the free start of
+// its last one; granules between are wholly free. While it is held, the home blocks behind it are lent to it.
+// No byte is moved, no kernel is waited for.
+//
+// Invariants: B4 (block.hpp), P2 (space.hpp), and
+//   T1  A region is dropped only when it holds no block and every stream has finished with its addresses.
+//   T2  Views beyond the granules' home views stay under views_allowed(): the regions idle longest go first.
+// Lock: the pool's. Cost: find() a few loads a region view; stitching and dropping are driver calls.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pool/home.hpp"
+
+namespace dymem {
+
+class Stitcher {
+ public:
+  Stitcher(Space& space, Home& home, StreamTable& streams);
+
+  struct Spot {
+    RegionId region = kNone;
+    Addr at = 0;
+    explicit operator bool() const { return region != kNone; }
+  };
+  // A range of existing views whose bytes are all free and usable: the smallest that holds `size`.
+  Spot find(Bytes size, StreamIndex by);
+  // Is exactly this range of views free and usable; `at` is an address inside a region.
+  Spot at(Addr at, Bytes size, StreamIndex by) const;
+
+  struct Plan {
+    std::vector<GranuleId> granules;  // in address order; new ones stand before a final partly used one
+    std::vector<Bytes> fresh;         // sizes of granules to create
+    Bytes fresh_bytes = 0;
+    Bytes head = 0;                   // > 0: usable bytes at the end of granules.front(), which is not idle
+    GranuleId last = kNone;           // not idle: its free start is used
+    double cost_us = 0;
+  };
+  // How to see `size` bytes as one piece with the fewest new bytes, then the least driver time.
+  // Nothing if more than `allowance` new bytes would be needed.
+  std::optional<Plan> plan(Bytes size, StreamIndex by, Bytes allowance) const;
+  // Creates what is to be created (in the main arena) and maps the region.
+  Status stitch(const Plan& plan, Spot* out);
+
+  BlockId take(Spot spot, Bytes size, StreamIndex by);
+  void release(BlockId id, LastUse use);
+
+  // Drops regions idle longest until the views are within bounds. Uses events; may leave some for next time.
+  void retire();
+  // Drops every region that holds nothing and is finished with; for trim.
+  void drop_idle();
+  std::uint64_t views() const { return space_.views() - space_.granule_count(); }  // second views that exist now
+
+  void audit(std::vector<std::string>* broken) const;
+
+ private:
+  bool range_free(const Region& r, std::size_t view, Addr at, Bytes size, StreamIndex by) const;
+  bool region_finished(const Region& r) const;
+  std::uint64_t views_allowed() const;
+  void dropped(RegionId id);
+
+  Space& space_;
+  Home& home_;
+  StreamTable& streams_;
+  std::uint64_t clock_ = 0;    // counts stitches and reuses
+  std::vector<RegionId> by_address_;  // live regions, by base
+};
+
+}  // namespace dymem

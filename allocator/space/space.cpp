@@ -1,0 +1,270 @@
+#include "space/space.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace dymem {
+
+// Home addresses for the main, incremental and small arenas, as multiples of the device's memory. The main window is
+// far larger than the device: what is given back leaves gaps, and filling them first keeps the window from running out.
+constexpr Bytes kMainTimes = 8, kIncrementalTimes = 2, kSmallTimes = 1;
+constexpr Bytes kAliasPiece = kTiB;
+
+void Space::Free::operator()(std::uint32_t* p) const { std::free(p); }
+
+Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
+    : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece) {
+  bool vmm = driver.has_vmm() && backing != Backing::contiguous;
+  if (backing == Backing::vmm && !vmm)
+    throw InvalidArgument("dymem: backing:vmm was asked for, but this device has no virtual memory management; use backing:auto");
+  DeviceMemory memory = driver.memory();
+  if (vmm) {
+    DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
+    Bytes total = round_up(std::max(memory.total, kGiB), kGranuleUnit);
+    for (Bytes times = kMainTimes;; times /= 2) {  // less where the address space is scarce
+      home_size_ = total * (times + kIncrementalTimes + kSmallTimes);
+      Status s = driver_.reserve(home_size_, &base_);
+      if (s.ok()) {
+        windows_[0] = {base_, base_ + total * times};
+        break;
+      }
+      if (times == 1) s.expect_ok();
+    }
+    windows_[1] = {windows_[0].hi, windows_[0].hi + total * kIncrementalTimes};
+    windows_[2] = {windows_[1].hi, windows_[1].hi + total * kSmallTimes};
+  } else {
+    // One slab: all that is free less a reserve for the context and libraries, or the limit.
+    Bytes want = slab_limit ? slab_limit : memory.free - memory.free / 20;
+    for (want = round_down(want, kGranuleUnit); want >= 64 * kGranuleUnit; want = round_down(want / 10 * 9, kGranuleUnit)) {
+      if (!driver_.slab_alloc(want, &slab_).ok()) continue;
+      slab_size_ = want;
+      break;
+    }
+    if (!slab_size_) throw DriverError("slab_alloc", 0, "the device has too little free memory for a contiguous pool");
+    base_ = slab_;
+    home_size_ = slab_size_;
+    // Main from the low end up to 13/16, incremental up to 15/16, small blocks in what is left. One address range.
+    Addr a = base_ + round_down(slab_size_ / 16 * 13, kGranuleUnit), b = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
+    windows_[0] = {base_, a};
+    windows_[1] = {a, b};
+    windows_[2] = {b, base_ + slab_size_};
+  }
+  slots_ = home_size_ / kGranuleUnit;
+  slot_.reset(static_cast<std::uint32_t*>(std::calloc(slots_, sizeof(std::uint32_t))));
+  DYMEM_CHECK(slot_ != nullptr, "no host memory for the granule table");
+}
+
+Space::~Space() {
+  if (contiguous()) {
+    (void)driver_.slab_free(slab_);
+    return;
+  }
+  for (RegionId r = 0; r < regions_.size(); r++)
+    if (regions_[r].base) (void)drop_region(r);
+  for (GranuleId g = 0; g < granules_.size(); g++)
+    if (granules_[g].home) (void)give_back(g);
+  (void)driver_.release_addresses(base_, home_size_);
+}
+
+void Space::count_view(Bytes size) {
+  views_max_ = std::max(views_max_, ++views_);
+  va_max_ = std::max(va_max_, va_ += size);
+}
+
+void Space::uncount_view(Bytes size) {
+  views_--;
+  va_ -= size;
+}
+
+void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
+  for (std::uint64_t i = (at - base_) / kGranuleUnit, n = i + size / kGranuleUnit; i < n; i++) slot_[i] = value;
+}
+
+Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<GranuleId>* out) {
+  std::vector<Handle> handles;
+  Addr x = at;
+  Status s;
+  if (!contiguous()) {
+    for (Bytes size : sizes) {
+      Handle h = 0;
+      s = driver_.create(size, &h);
+      if (!s.ok()) break;
+      s = driver_.map(x, size, h);
+      if (!s.ok()) {
+        (void)driver_.destroy(h);
+        break;
+      }
+      handles.push_back(h);
+      x += size;
+    }
+    if (s.ok()) s = driver_.set_access(at, x - at);
+    if (!s.ok()) {
+      if (x > at) (void)driver_.unmap(at, x - at);
+      for (Handle h : handles) (void)driver_.destroy(h);
+      return s;
+    }
+  }
+  x = at;
+  for (std::size_t i = 0; i < sizes.size(); i++) {
+    GranuleId id;
+    if (spare_granules_.empty()) {
+      id = GranuleId(granules_.size());
+      granules_.emplace_back();
+    } else {
+      id = spare_granules_.back();
+      spare_granules_.pop_back();
+    }
+    Granule& g = granules_[id];
+    g = Granule{};
+    g.handle = contiguous() ? 0 : handles[i];
+    g.home = x;
+    g.size = sizes[i];
+    set_slots(x, sizes[i], id + 1);
+    x += sizes[i];
+    reserved_ += sizes[i];
+    granule_count_++;
+    created_++;
+    count_view(sizes[i]);
+    if (out) out->push_back(id);
+  }
+  return {};
+}
+
+void Space::forget(GranuleId id) {
+  Granule& g = granules_[id];
+  set_slots(g.home, g.size, 0);
+  reserved_ -= g.size;
+  granule_count_--;
+  destroyed_++;
+  g = Granule{};
+  spare_granules_.push_back(id);
+}
+
+Status Space::give_back(GranuleId id) {
+  Granule& g = granules_[id];
+  DYMEM_CHECK(!contiguous(), "a slab cannot be given back in parts");
+  // Alias views first: each is a whole mapping of its own, so the region around it stays mapped.
+  for (RegionId r : g.regions) {
+    Region& region = regions_[r];
+    for (std::size_t i = 0; i < region.granules.size(); i++)
+      if (region.granules[i] == id) {
+        Status s = driver_.unmap(region.at[i], g.size);
+        if (!s.ok()) return s;
+        uncount_view(g.size);
+        region.granules[i] = kNone;
+        region.broken = true;
+      }
+  }
+  g.regions.clear();
+  Status s = driver_.unmap(g.home, g.size);
+  if (!s.ok()) return s;
+  uncount_view(g.size);
+  s = driver_.destroy(g.handle);
+  if (!s.ok()) return s;
+  forget(id);
+  return {};
+}
+
+Status Space::move_home(GranuleId id, Addr at) {
+  Granule& g = granules_[id];
+  Status s = driver_.map(at, g.size, g.handle);
+  if (s.ok()) {
+    s = driver_.set_access(at, g.size);
+    if (!s.ok()) (void)driver_.unmap(at, g.size);
+  }
+  if (!s.ok()) return s;
+  s = driver_.unmap(g.home, g.size);
+  if (!s.ok()) {
+    (void)driver_.unmap(at, g.size);
+    return s;
+  }
+  set_slots(g.home, g.size, 0);
+  g.home = at;
+  set_slots(at, g.size, id + 1);
+  return {};
+}
+
+Status Space::extend_region(RegionId id, const std::vector<GranuleId>& granules) {
+  Region& r = regions_[id];
+  Addr from = r.base + r.size, x = from;
+  Status s;
+  for (GranuleId g : granules) {
+    s = driver_.map(x, granules_[g].size, granules_[g].handle);
+    if (!s.ok()) break;
+    x += granules_[g].size;
+  }
+  if (s.ok()) s = driver_.set_access(from, x - from);
+  if (!s.ok()) {
+    if (x > from) (void)driver_.unmap(from, x - from);
+    return s;
+  }
+  for (GranuleId g : granules) {
+    r.granules.push_back(g);
+    r.at.push_back(r.base + r.size);
+    r.size += granules_[g].size;
+    granules_[g].regions.push_back(id);
+    count_view(granules_[g].size);
+  }
+  return {};
+}
+
+Status Space::add_region(const std::vector<GranuleId>& granules, RegionId* out) {
+  Bytes size = 0;
+  for (GranuleId g : granules) size += granules_[g].size;
+  Addr base = 0;
+  Status s = alias_.take(size, &base);
+  if (!s.ok()) return s;
+  RegionId id;
+  if (spare_regions_.empty()) {
+    id = RegionId(regions_.size());
+    regions_.emplace_back();
+  } else {
+    id = spare_regions_.back();
+    spare_regions_.pop_back();
+  }
+  regions_[id] = Region{};
+  regions_[id].base = base;
+  regions_[id].capacity = size;
+  s = extend_region(id, granules);
+  if (!s.ok()) {
+    regions_[id] = Region{};
+    spare_regions_.push_back(id);
+    alias_.give(base, size);
+    return s;
+  }
+  *out = id;
+  return {};
+}
+
+Status Space::drop_region(RegionId id) {
+  Region& r = regions_[id];
+  DYMEM_CHECK(r.held == 0, "region still holds blocks");
+  // Adjacent whole mappings in as few calls as the gaps allow.
+  std::size_t n = r.granules.size();
+  for (std::size_t i = 0; i < n;) {
+    if (r.granules[i] == kNone) {
+      i++;
+      continue;
+    }
+    std::size_t j = i;
+    Bytes span = 0;
+    while (j < n && r.granules[j] != kNone) span += granules_[r.granules[j++]].size;
+    Status s = driver_.unmap(r.at[i], span);
+    if (!s.ok()) return s;
+    for (std::size_t k = i; k < j; k++) {
+      Granule& g = granules_[r.granules[k]];
+      uncount_view(g.size);
+      std::erase(g.regions, id);
+      r.granules[k] = kNone;
+    }
+    i = j;
+  }
+  alias_.give(r.base, r.capacity);
+  regions_[id] = Region{};
+  spare_regions_.push_back(id);
+  return {};
+}
+
+bool Space::owns(Addr at) const { return (at >= base_ && at < base_ + home_size_) || alias_.owns(at); }
+
+}  // namespace dymem

@@ -1,0 +1,128 @@
+// Physical memory and the addresses it is seen at: granules, home views, regions of alias views.
+//
+// Every granule has one *home view*, in a window of home addresses; there each granule appears exactly once, so what is
+// free is told by the home addresses alone. A *region* is a run of second views over granules that were idle: a way to
+// see scattered free memory as one piece. Regions hold no memory and no state of their own that a free or an
+// allocation would have to update.
+//
+// Invariants
+//   P1  reserved() = sum of the sizes of granules (contiguous backing: the high-water mark).
+//   P2  A region holds a granule at most once. A granule that is given back breaks the regions that saw it.
+//   P3  A driver call that fails leaves everything as it was: partial work is rolled back here.
+// Lock: the pool's. Cost: driver calls (tens of microseconds a handle); look-ups are one table access.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "base/backing.hpp"
+#include "driver/driver.hpp"
+#include "space/address_ranges.hpp"
+#include "stream/stream_table.hpp"
+
+namespace dymem {
+
+using GranuleId = std::uint32_t;
+using RegionId = std::uint32_t;
+constexpr std::uint32_t kNone = 0xffffffff;
+
+struct Granule {
+  Handle handle = 0;
+  Addr home = 0;            // 0 = record not in use
+  Bytes size = 0;
+  Bytes used = 0;           // bytes not free; kept by the pool
+  std::uint32_t first = kNone;  // the block that covers `home`; kept by the pool
+  std::uint32_t pins = 0;
+  std::vector<RegionId> regions;
+  bool idle() const { return used == 0 && pins == 0; }
+};
+
+struct Region {
+  Addr base = 0;
+  Bytes size = 0;           // bytes mapped
+  Bytes capacity = 0;       // addresses held; the region may be extended up to here
+  std::vector<GranuleId> granules;
+  std::vector<Addr> at;     // address of each view
+  std::uint32_t held = 0;   // stitched blocks in it
+  bool broken = false;      // a granule of it is gone: no new blocks
+  std::uint64_t used_at = 0;  // stitch counter when last used: oldest is retired first
+  LastUse last_use;         // when the last block in it was freed
+  std::vector<LastUse> more_uses;  // the same for other streams
+};
+
+class Space {
+ public:
+  // `slab_limit`: contiguous backing takes at most this much (0 = what the device has free, less a reserve).
+  Space(Driver& driver, Backing backing, Bytes slab_limit);
+  ~Space();
+
+  bool contiguous() const { return slab_size_ != 0; }
+  Bytes unit() const { return unit_; }
+
+  // Windows of home addresses for the arenas; addresses only.
+  struct Window {
+    Addr lo = 0, hi = 0;
+  };
+  Window window(int arena) const { return windows_[arena]; }
+  static constexpr int kArenas = 3;
+
+  // Creates granules of these sizes and maps them at adjacent home addresses from `at`. All or nothing.
+  Status add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<GranuleId>* out);
+  // Unmaps every view of the granule and gives it back. The caller knows that no work uses it any more.
+  Status give_back(GranuleId id);
+  // Takes an idle granule's only (home) view away and maps it at another home address (alias=off). No alias views.
+  Status move_home(GranuleId id, Addr at);
+
+  Status add_region(const std::vector<GranuleId>& granules, RegionId* out);
+  Status extend_region(RegionId id, const std::vector<GranuleId>& granules);
+  Status drop_region(RegionId id);  // the caller knows that no work uses its addresses
+
+  GranuleId granule_at(Addr home) const {  // kNone if nothing is mapped there
+    std::uint64_t slot = (home - base_) / kGranuleUnit;
+    return slot < slots_ ? slot_[slot] - 1 : kNone;
+  }
+  Granule& granule(GranuleId id) { return granules_[id]; }
+  const Granule& granule(GranuleId id) const { return granules_[id]; }
+  std::size_t granules() const { return granules_.size(); }  // records, some not in use
+  std::size_t granule_count() const { return granule_count_; }
+  Region& region(RegionId id) { return regions_[id]; }
+  const Region& region(RegionId id) const { return regions_[id]; }
+  std::size_t regions() const { return regions_.size(); }
+
+  Bytes reserved() const { return reserved_; }
+  std::uint64_t views() const { return views_; }
+  std::uint64_t views_max() const { return views_max_; }
+  Bytes va_bytes() const { return va_; }
+  Bytes va_bytes_max() const { return va_max_; }
+  std::uint64_t created() const { return created_; }
+  std::uint64_t destroyed() const { return destroyed_; }
+  bool owns(Addr at) const;
+
+ private:
+  void count_view(Bytes size);
+  void uncount_view(Bytes size);
+  void set_slots(Addr at, Bytes size, std::uint32_t value);
+  void forget(GranuleId id);
+
+  Driver& driver_;
+  Bytes unit_;
+  Addr base_ = 0;           // of the home reservation
+  Bytes home_size_ = 0;
+  Addr slab_ = 0;
+  Bytes slab_size_ = 0;
+  Window windows_[kArenas];
+  struct Free {
+    void operator()(std::uint32_t* p) const;
+  };
+  std::unique_ptr<std::uint32_t[], Free> slot_;  // 1 + granule, by 2 MiB of home address; lazily touched
+  std::uint64_t slots_ = 0;
+  AddressRanges alias_;
+  std::vector<Granule> granules_;
+  std::vector<GranuleId> spare_granules_;
+  std::vector<Region> regions_;
+  std::vector<RegionId> spare_regions_;
+  std::size_t granule_count_ = 0;
+  Bytes reserved_ = 0, va_ = 0, va_max_ = 0;
+  std::uint64_t views_ = 0, views_max_ = 0, created_ = 0, destroyed_ = 0;
+};
+
+}  // namespace dymem

@@ -1,0 +1,89 @@
+// When may whose block be reused by whom: streams, epochs and events.
+//
+// A freed byte range carries a LastUse (stream, epoch): work enqueued on `stream` before that epoch was closed may
+// still use it. Closing an epoch records one event for all frees of the epoch, so events cost per epoch, not per free.
+//
+// Invariants
+//   S1  A LastUse is finished once its epoch's event has completed; finished never becomes unfinished.
+//   S2  While only one stream is known no event is ever recorded: stream order is enough.
+//   S3  usable(use, by) = same stream, or finished, or `by` was made to wait for it.
+// Lock: the pool's. Cost: usable() is a few loads; close() one event record; poll() one query per stream with
+// unfinished closed epochs.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "driver/driver.hpp"
+
+namespace dymem {
+
+using StreamIndex = std::uint16_t;
+using Epoch = std::uint32_t;
+
+struct LastUse {
+  StreamIndex stream = 0;
+  Epoch epoch = 0;  // 0 = never used: finished
+  bool operator==(const LastUse& o) const { return stream == o.stream && epoch == o.epoch; }
+};
+
+class StreamTable {
+ public:
+  explicit StreamTable(Driver& driver);
+  ~StreamTable();
+
+  StreamIndex index(StreamId stream) {  // known streams: one compare
+    if (stream == cached_id_) return cached_index_;
+    return index_slow(stream);
+  }
+  StreamId id(StreamIndex i) const { return streams_[i].id; }
+  std::size_t size() const { return streams_.size(); }
+  bool single() const { return streams_.size() <= 1; }
+
+  LastUse now(StreamIndex s) const { return {s, streams_[s].open}; }
+  bool finished(LastUse use) const { return use.epoch <= streams_[use.stream].finished; }
+  bool usable(LastUse use, StreamIndex by) const {
+    return use.stream == by || finished(use) || (!waits_.empty() && waited(use, by));
+  }
+
+  // A free of `bytes` was tagged now(s): closes the epoch when enough has gathered (never with a single stream).
+  void note_free(StreamIndex s, Bytes bytes);
+  // Closes the open epoch of `s` so that it can finish; returns the LastUse whose completion covers all work so far.
+  LastUse close(StreamIndex s);
+  void close_all();
+  bool poll();                            // asks the driver; true if some epoch finished
+  void synchronize(LastUse use);          // waits on the host until `use` is finished
+  void synchronize_all();                 // closes everything, waits for everything
+  void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far
+  bool has_unfinished() const;            // closed epochs not yet seen finished
+  bool any_capturing() const;             // no event, map or unmap call may be made now
+
+ private:
+  struct Closed {
+    Epoch epoch;
+    EventId event;
+  };
+  struct Stream {
+    StreamId id = 0;
+    Epoch open = 1;       // frees from now on are tagged with this
+    Epoch finished = 0;   // every epoch up to here is finished
+    Bytes gathered = 0;   // freed in the open epoch
+    bool used = false;    // a free was tagged with the open epoch
+    Nanos closed_at = 0;
+    std::deque<Closed> closed;
+  };
+  StreamIndex index_slow(StreamId stream);
+  bool waited(LastUse use, StreamIndex by) const;
+  EventId take_event();
+
+  Driver& driver_;
+  std::vector<Stream> streams_;
+  std::unordered_map<StreamId, StreamIndex> by_id_;
+  std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
+  std::vector<EventId> spare_events_;
+  StreamId cached_id_ = ~StreamId{0};
+  StreamIndex cached_index_ = 0;
+};
+
+}  // namespace dymem
