@@ -1,0 +1,196 @@
+"""Trains one workload under one allocator in this process and prints one JSON line.
+
+    python bench/train.py resnet50_b128 --allocator dymem
+    python bench/train.py --list
+
+Allocators: native (PyTorch's default), expandable (native with expandable_segments:True), async (cudaMallocAsync) and
+dymem. Steps are timed one by one on the host, the device synchronised before and after. Losses are given as hex floats,
+so that equality means equality. Exit 0: trained; 1: ran out of memory or failed; 2: cannot run here (the reason is the
+last line on stderr).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+ALLOCATORS = ("native", "expandable", "async", "dymem")
+NATIVE_CONF = {"native": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+WARM_FROM = 3  # iterations before this one warm caches, clocks and allocators
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train one workload under one allocator; prints one JSON line.")
+    parser.add_argument("workload", nargs="?", help="a name from --list or --list-all")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="native")
+    parser.add_argument("--iterations", type=int, help="default: the workload's own number")
+    parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms, to compare losses")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,… (default: DYMEM_CONF)")
+    parser.add_argument("--limit-bytes", type=int, default=0, help="hard cap on reserved memory, for native and dymem")
+    parser.add_argument("--json", type=Path, help="write the JSON to this file too")
+    parser.add_argument("--list", action="store_true", help="name the workloads `dymem compare` trains")
+    parser.add_argument("--list-all", action="store_true", help="name every workload")
+    arguments = parser.parse_args(argv)
+    if arguments.iterations is not None and arguments.iterations < 1:
+        parser.error("--iterations must be 1 or more")
+    if not arguments.workload and not (arguments.list or arguments.list_all):
+        parser.error("name a workload; --list-all shows them")
+    return arguments
+
+
+def stop(sentence: str) -> None:
+    print(f"train: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def missing_packages(needs: tuple[str, ...]) -> list[str]:
+    return [name for name in needs if importlib.util.find_spec(name) is None]
+
+
+def prepare_environment(arguments: argparse.Namespace) -> None:
+    """What must be set before torch starts CUDA."""
+    if arguments.allocator != "dymem":
+        # Both names: newer versions of torch read the first, older ones the second.
+        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = NATIVE_CONF[arguments.allocator]
+    if arguments.deterministic:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+def install_dymem(conf: str | None, limit_bytes: int) -> str:
+    if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
+        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+    text = conf if conf is not None else os.environ.get("DYMEM_CONF", "")
+    if limit_bytes:
+        text = ",".join(part for part in (text, f"limit:{limit_bytes}") if part)
+    if text:
+        os.environ["DYMEM_CONF"] = text
+    import dymem
+
+    dymem.install()
+    return text
+
+
+def use_deterministic_algorithms() -> None:
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+
+
+def memory_figures() -> dict[str, int]:
+    import torch
+
+    stats = torch.cuda.memory_stats()
+    live, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {
+        "live_peak_bytes": live,
+        "occupied_peak_bytes": max(live, stats.get("active_bytes.all.peak", 0)),
+        "reserved_peak_bytes": reserved,
+        "requested_peak_bytes": stats.get("requested_bytes.all.peak", 0),
+        "device_allocations": stats.get("num_device_alloc", 0),
+        "device_frees": stats.get("num_device_free", 0),
+        "allocation_retries": stats.get("num_alloc_retries", 0),
+    }
+
+
+def dymem_figures() -> dict[str, object]:
+    """The pool's own statistics, by dymem's names."""
+    from dymem import _core
+
+    names = ("num_stitches", "num_stitch_reuses", "num_sticky_hits", "num_stream_waits", "views_max", "va_bytes_max")
+    stats = _core.abi.stats(0)
+    return {name: stats[name] for name in names if name in stats}
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def run(arguments: argparse.Namespace) -> dict[str, object]:
+    import torch
+    from workloads import WORKLOADS, no_phase
+
+    workload = WORKLOADS[arguments.workload]
+    iterations = arguments.iterations or workload.iterations
+    torch.manual_seed(arguments.seed)
+    torch.backends.cudnn.allow_tf32 = workload.tf32
+    if arguments.deterministic:
+        use_deterministic_algorithms()
+    if arguments.limit_bytes and arguments.allocator != "dymem":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.limit_bytes / total))
+
+    result: dict[str, object] = {
+        "workload": arguments.workload, "allocator": arguments.allocator, "iterations": iterations,
+        "warm_from": min(WARM_FROM, iterations - 1), "seed": arguments.seed,
+        "deterministic": arguments.deterministic, "limit_bytes": arguments.limit_bytes,
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "python": sys.version.split()[0], "commit": os.environ.get("DYMEM_COMMIT", ""),
+        "backend": torch.cuda.memory.get_allocator_backend(),
+    }
+    seconds, losses, reserved = [], [], []
+    began = time.perf_counter()
+    try:
+        step = workload.build(no_phase)
+        for i in range(iterations):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            loss = step(i)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+            losses.append(float(loss).hex())
+            reserved.append(torch.cuda.memory_reserved())
+    except torch.OutOfMemoryError as error:
+        result["out_of_memory"] = str(error).splitlines()[0]
+    result["run_seconds"] = round(time.perf_counter() - began, 3)
+    result["step_seconds"] = [round(s, 7) for s in seconds]
+    warm = seconds[min(WARM_FROM, iterations - 1):]
+    result["step_ms"] = round(1e3 * median(warm), 4) if warm else None
+    result["losses"] = losses
+    result["reserved_after_step_bytes"] = reserved
+    result.update(memory_figures())
+    if arguments.allocator == "dymem":
+        result["dymem"] = dymem_figures()
+    return result
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    if importlib.util.find_spec("torch") is None:
+        stop("torch is not installed here; training needs it")
+    prepare_environment(arguments)
+    from workloads import SHOWN, WORKLOADS
+
+    if arguments.list or arguments.list_all:
+        names = WORKLOADS if arguments.list_all else SHOWN
+        print("\n".join(name for name in names if not missing_packages(WORKLOADS[name].needs)))
+        return 0
+    if arguments.workload not in WORKLOADS:
+        stop(f"there is no workload '{arguments.workload}'; there are {', '.join(WORKLOADS)}")
+    if missing := missing_packages(WORKLOADS[arguments.workload].needs):
+        stop(f"{arguments.workload} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    conf = install_dymem(arguments.conf, arguments.limit_bytes) if arguments.allocator == "dymem" else ""
+    import torch
+
+    if not torch.cuda.is_available():
+        stop("torch sees no GPU here")
+    result = run(arguments)
+    result["conf"] = conf
+    text = json.dumps(result)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+    print(text, flush=True)
+    return 1 if "out_of_memory" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
