@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "abi/entry.hpp"
 #include "abi/peer_driver.hpp"
@@ -335,7 +336,8 @@ void install_torch_allocator() {
   // A second owner that owns nothing: the object is never destroyed.
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(
       std::shared_ptr<native::CUDAAllocator>(std::shared_ptr<void>(), &adapter));
-  c10::SetAllocator(c10::DeviceType::CUDA, &adapter);  // torch.accelerator asks here
+  // torch.accelerator asks here. With the highest priority: torch sets its own with one above the default.
+  c10::SetAllocator(c10::DeviceType::CUDA, &adapter, std::numeric_limits<std::uint8_t>::max());
   on_pool_made(&prepare_pool);
 }
 

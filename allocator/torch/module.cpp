@@ -101,10 +101,9 @@ PYBIND11_MODULE(_torch, m) {
   m.def("init", [] { native::init(1); }, "What PyTorch calls when it initialises CUDA.");
   m.def("enable", [](bool value) { native::enable(value); });
   m.def("set_free_callback", &set_free_callback, "Runs when memory is short, as extensions of PyTorch can register.");
-  m.def("device_allocator_is_ours", [] {
-    return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()) &&
-           native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator());
-  });
+  m.def("accelerator_allocator_is_ours",
+        [] { return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()); });
+  m.def("cuda_allocator_is_ours", [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   // What waits for later, by the name of the virtual function that PyTorch calls.
   m.def("call_later", [](const std::string& name) {
     auto* const a = native::get();

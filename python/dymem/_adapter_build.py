@@ -1,0 +1,225 @@
+"""Builds and loads dymem._torch, the adapter to PyTorch, against the torch that is installed.
+
+PyTorch's allocator interface is C++ whose layout changes with every minor version, so the adapter is compiled on the
+user's machine, once for each combination of torch build, Python, CUDA and our own sources, into the user's cache:
+DYMEM_CACHE, else XDG_CACHE_HOME/dymem, else ~/.cache/dymem. All ranks of a job start at once, so building happens
+under a file lock: one process compiles, the others wait and load what it made. A library that is not what was built
+(cut short, overwritten) is built again. g++ is enough: nvcc is not needed, and CUDA's headers come with torch's own
+dependencies or a toolkit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from types import ModuleType
+
+from dymem._paths import PACKAGE, source_dir
+from dymem.errors import InstallError
+
+MODULE = "dymem._torch"
+TORCH_OLDEST = (2, 11)
+FLAGS = ["-std=c++20", "-O2", "-fPIC", "-pthread", "-Wno-attributes"]
+LIBRARIES = ["-l:libdymem.so", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
+_HEADERS = {"cuda_runtime_api.h": "nvidia-cuda-runtime", "crt/host_defines.h": "nvidia-cuda-crt"}
+
+
+def load(torch: ModuleType) -> ModuleType:
+    """The adapter for this torch, built first if need be."""
+    if MODULE in sys.modules:
+        return sys.modules[MODULE]
+    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if version is None or (int(version[1]), int(version[2])) < TORCH_OLDEST:
+        raise InstallError(f"dymem needs torch {TORCH_OLDEST[0]}.{TORCH_OLDEST[1]} or newer, and this is {torch.__version__}: "
+                           "upgrade torch.")
+    import dymem._core  # noqa: F401  loads libdymem.so, which the adapter must find in the process
+
+    sources = source_dir() / "allocator"
+    folder = cache_folder() / _folder_name(torch, sources)
+    if (module := _load_built(folder)) is not None:
+        return module
+    with _locked(folder):
+        if (module := _load_built(folder)) is not None:  # another process built it meanwhile
+            return module
+        _announce(torch, folder)
+        _build(torch, sources, folder)
+        if (module := _load_built(folder, complain=True)) is not None:
+            return module
+    raise InstallError(f"the adapter in {folder} changed as soon as it was built: is something else writing there?")
+
+
+def cache_folder() -> Path:
+    """Where built adapters are kept."""
+    if os.environ.get("DYMEM_CACHE"):
+        root = Path(os.environ["DYMEM_CACHE"])
+    elif os.environ.get("XDG_CACHE_HOME"):
+        root = Path(os.environ["XDG_CACHE_HOME"]) / "dymem"
+    else:
+        root = Path("~/.cache/dymem").expanduser()
+    return root / "adapter"
+
+
+def _folder_name(torch: ModuleType, sources: Path) -> str:
+    digest = hashlib.sha256()
+    for part in (torch.__version__, torch.version.git_version, torch.version.cuda, sysconfig.get_config_var("SOABI"),
+                 sys.version, *FLAGS, *LIBRARIES):
+        digest.update(f"{part}\0".encode())
+    for path in sorted([*sources.rglob("*.hpp"), *(sources / "torch").glob("*.cpp")]):
+        digest.update(f"{path.relative_to(sources)}\0".encode() + path.read_bytes())
+    return f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
+
+
+def _load_built(folder: Path, complain: bool = False) -> ModuleType | None:
+    """The module, if what lies there is exactly what was built and it loads."""
+    library = folder / "_torch.so"
+    try:
+        built = json.loads((folder / "built.json").read_text())
+        intact = hashlib.sha256(library.read_bytes()).hexdigest() == built["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not intact:  # never load it: mapping a file that was cut short kills the process
+        return None
+    loader = importlib.machinery.ExtensionFileLoader(MODULE, str(library))
+    try:
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader(MODULE, loader))
+        loader.exec_module(module)
+    except ImportError as error:
+        if complain:
+            raise InstallError(f"the adapter was built but does not load: {error}") from error
+        return None
+    sys.modules[MODULE] = module
+    sys.modules["dymem"]._torch = module
+    return module
+
+
+@contextlib.contextmanager
+def _locked(folder: Path):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "a")
+    except OSError as error:
+        raise InstallError(f"dymem cannot keep its adapter in {folder} ({error.strerror}): set DYMEM_CACHE to a folder "
+                           "that this user may write to.") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _announce(torch: ModuleType, folder: Path) -> None:
+    others = {}
+    for stamp in folder.parent.glob("torch-*/built.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            others[stamp.stat().st_mtime] = json.loads(stamp.read_text())["torch"]
+    before = others[max(others)] if others else torch.__version__
+    if before != torch.__version__:
+        line = f"torch is now {torch.__version__}, the adapter was built for {before}: building it again"
+    else:
+        line = f"building its adapter for torch {torch.__version__}"
+    print(f"dymem: {line} (once, about a minute)", file=sys.stderr, flush=True)
+
+
+def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
+    compiler = _find_compiler()
+    package = Path(torch.__file__).resolve().parent
+    includes = [package / "include", package / "include" / "torch" / "csrc" / "api" / "include",
+                *_cuda_includes(package), _python_include()]
+    compile_command = [*compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+                       "-I", str(sources)]
+    for path in includes:
+        compile_command += ["-isystem", str(path)]
+    started = time.monotonic()
+    work = folder / f"building-{os.getpid()}"
+    shutil.rmtree(work, ignore_errors=True)
+    log = folder / "build.log"
+    try:
+        work.mkdir()
+        objects, commands = [], []
+        for source in sorted((sources / "torch").glob("*.cpp")):
+            objects.append(str(work / f"{source.stem}.o"))
+            commands.append([*compile_command, "-c", str(source), "-o", objects[-1]])
+        library = work / "_torch.so"
+        link = [*compiler, "-shared", "-pthread", "-o", str(library), *objects, f"-L{PACKAGE}", f"-L{package / 'lib'}",
+                *LIBRARIES]
+        with open(log, "w") as out:
+            _run_all(torch, commands, out, log)
+            _run_all(torch, [link], out, log)
+        os.replace(library, folder / "_torch.so")
+        stamp = {"sha256": hashlib.sha256((folder / "_torch.so").read_bytes()).hexdigest(), "torch": torch.__version__,
+                 "cuda": torch.version.cuda, "python": sys.version.split()[0], "compiler": compiler,
+                 "seconds": round(time.monotonic() - started, 1)}
+        (work / "built.json").write_text(json.dumps(stamp, indent=1))
+        os.replace(work / "built.json", folder / "built.json")
+    except OSError as error:
+        raise InstallError(f"the adapter for torch {torch.__version__} could not be written to {folder}: {error}; set "
+                           "DYMEM_CACHE to a folder with room that this user may write to.") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> None:
+    """Runs the commands at once; what they print goes to the log, and the first error into the exception."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+            for command in commands]
+    failed = None
+    for command, job in zip(commands, jobs):
+        text, _ = job.communicate()
+        out.write(f"{shlex.join(command)}\n{text}\n")
+        if job.returncode != 0 and failed is None:
+            failed = next((line.strip() for line in text.splitlines() if "error" in line), f"{command[0]} failed")
+    if failed is not None:
+        out.flush()
+        raise InstallError(f"the adapter for torch {torch.__version__} could not be built: {failed}; all that the compiler "
+                           f"said is in {log}.")
+
+
+def _find_compiler() -> list[str]:
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in ([named] if named else [["g++"], ["c++"], ["clang++"]]):
+        if shutil.which(command[0]):
+            return command
+    what = f"'{named[0]}' (from CXX) is not there" if named else "none is there"
+    raise InstallError(f"dymem compiles its adapter to PyTorch once, with a C++20 compiler, and {what}: install g++ 11 or "
+                       "newer, or set CXX to a compiler.")
+
+
+def _python_include() -> str:
+    for path in {sysconfig.get_paths()["include"], sysconfig.get_paths()["platinclude"]}:
+        if (Path(path) / "Python.h").exists():
+            return path
+    raise InstallError("building the adapter needs Python's own headers (Python.h), and they are not installed: install "
+                       "your system's package of them (python3-dev, python3-devel).")
+
+
+def _cuda_includes(torch_package: Path) -> list[Path]:
+    """Folders that together have CUDA's headers: those of torch's dependencies first, then a toolkit's."""
+    candidates = []
+    for root in dict.fromkeys([torch_package.parent, *(Path(p) for p in sys.path if p)]):
+        candidates += sorted((root / "nvidia").glob("*/include"))
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    if nvcc := shutil.which("nvcc"):
+        homes.append(str(Path(nvcc).resolve().parent.parent))
+    for home in filter(None, homes):
+        candidates += [Path(home) / "include", *sorted(Path(home).glob("targets/*/include"))]
+    found = []
+    for header, package in _HEADERS.items():
+        folder = next((path for path in candidates if (path / header).exists()), None)
+        if folder is None:
+            raise InstallError(f"building the adapter needs CUDA's headers, and {header} is not installed: run `pip install "
+                               f"{package}`, or set CUDA_HOME to a CUDA toolkit.")
+        found.append(folder)
+    # The rest of torch's own dependencies: its headers may include theirs.
+    return list(dict.fromkeys([*found, *(path for path in candidates if torch_package.parent in path.parents)]))

@@ -1,0 +1,118 @@
+"""dymem.install(): make dymem PyTorch's CUDA allocator for the rest of this process.
+
+Nothing here touches CUDA: no device is asked for and no context made, so a script may install and then fork its
+data-loading workers, and a machine without a GPU only fails at its first allocation. What can go wrong is said in
+one sentence, as an InstallError, before anything was changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import threading
+import warnings
+from typing import Mapping
+
+from dymem.config import Config
+from dymem.errors import ConfigError, InstallError, InvalidArgument
+
+_lock = threading.Lock()
+_installed: Config | None = None
+
+# Settings of PyTorch's allocator that mean the same under dymem; pinned_* belong to the host's allocator, which stays.
+_HONOURED = re.compile(r"per_process_memory_fraction|pinned_\w+")
+_NOTHING_ASKED = {("backend", "native"), ("expandable_segments", "false"), ("release_lock_on_cudamalloc", "false"),
+                  ("graph_capture_record_stream_reuse", "false"), ("throw_on_cudamalloc_oom", "false")}
+
+
+def install(config: Config | Mapping[str, object] | str | None = None, **keys: object) -> None:
+    """Make dymem PyTorch's CUDA allocator; call it before the first use of CUDA.
+
+    `config` is a Config, a mapping or the text of DYMEM_CONF; without one, DYMEM_CONF is used. `keys` (limit="20GiB",
+    trace=True, ...) are set on top of it. Installing again with the same configuration does nothing, with another one
+    raises InstallError. The first call on a machine compiles the adapter, which takes about a minute.
+    """
+    global _installed
+    wanted = _configuration(config, keys)
+    with _lock:
+        if _installed is not None:
+            if _installed == wanted:
+                return
+            raise InstallError(f"dymem is installed in this process already, with the configuration "
+                               f"'{_installed.to_conf() or 'default'}', not '{wanted.to_conf() or 'default'}': call "
+                               "dymem.install() once, with one configuration.")
+        torch = _import_torch()
+        _refuse_if_cuda_was_used(torch)
+        from dymem import _adapter_build
+
+        adapter = _adapter_build.load(torch)
+        if adapter.native_initialized():
+            raise InstallError(_TOO_LATE)
+        from dymem import _core
+
+        try:
+            _core.abi.configure(wanted.to_conf())
+        except InvalidArgument as error:
+            raise InstallError(str(error)) from None
+        ignored = ignored_settings(os.environ)
+        if ignored:
+            warnings.warn(f"dymem does not use these settings of PyTorch's allocator, which it replaces: {', '.join(ignored)} "
+                          "(from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF).", stacklevel=2)
+        adapter.install()
+        _installed = wanted
+
+
+_TOO_LATE = ("CUDA was used in this process before dymem.install(), and PyTorch's allocator cannot be replaced any more: "
+             "call dymem.install() right after importing torch, before any tensor or model is put on the GPU.")
+
+
+def _configuration(config, keys: Mapping[str, object]) -> Config:
+    if config is None:
+        config = Config.from_environment()
+    elif isinstance(config, str):
+        config = Config.from_conf(config)
+    elif isinstance(config, Mapping):
+        config = Config.from_mapping(config)
+    elif not isinstance(config, Config):
+        raise ConfigError(f"a {type(config).__name__} is no configuration: give a dymem.Config, a mapping or text such as "
+                          "'limit:20GiB'.")
+    if not keys:
+        return config
+    return Config.from_mapping({**dataclasses.asdict(config), **keys})
+
+
+def _import_torch():
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InstallError("dymem.install() makes dymem the allocator of PyTorch, and torch is not installed here: run `pip "
+                           "install torch`.") from None
+    if torch.version.cuda is None:
+        raise InstallError(f"this torch ({torch.__version__}) was built without CUDA, so there is nothing to allocate for: "
+                           "install a CUDA build of torch.")
+    return torch
+
+
+def _refuse_if_cuda_was_used(torch) -> None:
+    if torch.cuda._is_in_bad_fork():
+        raise InstallError("this process was forked from one that had used CUDA, and can use no GPU: start workers with the "
+                           "'spawn' method.")
+    if torch.cuda.is_initialized():
+        raise InstallError(_TOO_LATE)
+    if (backend := torch.cuda.get_allocator_backend()) not in ("native", "cudaMallocAsync"):
+        raise InstallError(f"another allocator ('{backend}') has replaced PyTorch's in this process already: use one of the "
+                           "two.")
+
+
+def ignored_settings(environment: Mapping[str, str]) -> list[str]:
+    """The keys of PyTorch's own allocator settings that ask for something and mean nothing under dymem."""
+    text = environment.get("PYTORCH_CUDA_ALLOC_CONF", environment.get("PYTORCH_ALLOC_CONF", ""))
+    ignored = []
+    for item in re.sub(r"\[[^\]]*\]", "[]", text).split(","):  # a value may be a list with commas of its own
+        key, _, value = (part.strip() for part in item.partition(":"))
+        if key and not _HONOURED.fullmatch(key) and (key, value.lower()) not in _NOTHING_ASKED and key not in ignored:
+            ignored.append(key)
+    return ignored
