@@ -1,0 +1,133 @@
+"""Driver call number N fails, once or for good, for N = 1, 2, … until a run passes clean.
+
+After every failure: the audit is empty, no byte is lost, the pool serves again once the driver does, and when all is
+freed the device holds nothing. The run under test grows, splits, stitches, crosses streams and trims.
+"""
+
+import itertools
+
+import pytest
+
+from devices import CODES, Device, make_pool
+from pool_model import MIB, Model
+
+from dymem.errors import DriverError, OutOfMemory
+
+CALLS_MAX = 2000
+
+
+class Script:
+    """One run: every step may raise; what was not done is skipped, and the rest goes on."""
+
+    def __init__(self, device, pool):
+        self.model = Model(device, pool)
+        self.failures = 0
+
+    def attempt(self, call):
+        try:
+            return call()
+        except (OutOfMemory, DriverError):
+            self.failures += 1
+            assert self.model.pool.audit() == []
+            return None
+
+    def malloc(self, size, stream=0, mobility="untagged"):
+        return self.attempt(lambda: self.model.malloc(size, stream, mobility))
+
+    def free(self, held):
+        if held is not None:
+            self.attempt(lambda: self.free_or_keep(held))
+
+    def free_or_keep(self, held):
+        self.model.free(held)
+
+    def record_stream(self, held, stream):
+        if held is not None:
+            self.attempt(lambda: self.model.record_stream(held, stream))
+
+    def run(self):
+        model = self.model
+        small = [self.malloc(3000 + 512 * i) for i in range(6)]
+        large = [self.malloc(n * MIB // 2 + 512, mobility=m)
+                 for n, m in zip((3, 9, 5, 7, 12, 4), itertools.cycle(("untagged", "temporary", "movable", "reclaimed")))]
+        for held in large[::2]:
+            self.free(held)
+        stitched = self.malloc(11 * MIB)  # fits no hole: what is idle lies in several
+        self.free(small[1])
+        self.record_stream(large[1], 7)
+        model.enqueue(7, 100)
+        self.free(large[1])
+        side = [self.malloc(2 * MIB, 7), self.malloc(700, 7)]
+        model.advance(50)
+        again = self.malloc(5 * MIB)
+        model.advance(100)
+        crossed = self.malloc(4 * MIB, 8)
+        self.attempt(model.pool.trim)
+        self.free(stitched)
+        for held in side:
+            self.free(held)
+        more = [self.malloc(n * MIB) for n in (6, 1, 9)]
+        for held in (again, crossed, *more):
+            self.free(held)
+        self.attempt(model.pool.trim)
+
+    def finish(self):
+        """The driver works again: the pool must too."""
+        model = self.model
+        for held in model.live.values():
+            model.verify(held)
+        block = model.malloc(3 * MIB, 0)
+        model.free(block)
+        model.end()
+
+
+CONFIGS = [
+    pytest.param({}, id="vmm"),
+    pytest.param({"alias": False}, id="remap"),
+    pytest.param({"grow_ratio": 0.0, "grow_slack": 0}, id="tight"),
+    pytest.param({"limit": 34 * MIB}, id="limit"),
+    pytest.param({"backing": "contiguous"}, id="contiguous"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("code", [CODES.out_of_memory, CODES.failed], ids=["exhausted", "failed"])
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
+def test_every_call_fails_in_turn(config, code, forever):
+    for nth in range(1, CALLS_MAX):
+        device = Device()
+        pool = make_pool(device, **config)
+        device.faulty.fail_nth(nth, forever, code)
+        script = Script(device, pool)
+        script.run()
+        failed = device.faulty.failures()
+        device.faulty.disarm()
+        script.finish()
+        assert pool.audit() == []
+        assert device.violations() == []
+        del script, pool
+        assert device.emulated.physical_in_use() == 0, f"leaked after call {nth}"
+        assert device.emulated.mappings() == 0
+        if not failed:
+            assert nth > 3, "the run made hardly any driver call: it tests nothing"
+            return
+    pytest.fail(f"still failing at driver call {CALLS_MAX}")
+
+
+def test_a_pool_that_cannot_start_says_so():
+    """Failing while the pool is made leaves nothing behind either."""
+    for nth in range(1, 50):
+        device = Device()
+        device.faulty.fail_nth(nth, False, CODES.failed)
+        try:
+            pool = make_pool(device)
+        except DriverError as error:
+            assert str(error)
+        else:
+            device.faulty.disarm()
+            pool.free(pool.malloc(1 * MIB, 0))
+            del pool
+        assert device.emulated.physical_in_use() == 0 and device.emulated.mappings() == 0
+        if device.faulty.failures() == 0:
+            return
+    pytest.fail("making a pool takes 50 driver calls")

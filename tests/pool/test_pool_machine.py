@@ -1,0 +1,183 @@
+"""Hypothesis drives the C++ pool on an emulated device with real bytes; pool_model.py says what must hold.
+
+Streams overlap, work finishes late, limits move, blocks are pinned, aliases come and go: after every step the audit is
+empty, the driver's contract kept, the statistics equal the model's, and no block has lost a byte.
+"""
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
+import pytest
+
+from devices import Device, make_pool
+from pool_model import MIB, UNIT, Model, block_bytes
+
+from dymem.errors import InvalidArgument, OutOfMemory
+
+STREAMS = st.sampled_from([0, 7, 8])
+SIZES = st.one_of(
+    st.integers(0, 4096),
+    st.integers(1, 1 * MIB),
+    st.integers(1, 12).map(lambda n: n * MIB // 2 + 512),
+    st.integers(1, 12 * MIB),
+    st.sampled_from([UNIT, UNIT + 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1, 6 * MIB, 10 * MIB]),
+)
+MOBILITY = st.sampled_from(["untagged", "movable", "temporary", "reclaimed"])
+LIVE_MAX = 96 * MIB  # keeps a step fast: everything is filled and read back
+
+
+class PoolMachine(RuleBasedStateMachine):
+    held = Bundle("held")
+
+    @initialize(alias=st.booleans(), backing=st.sampled_from(["vmm", "vmm", "vmm", "contiguous"]),
+                lag=st.sampled_from([0, 0, 50]), slack=st.sampled_from([0, 8 * MIB]))
+    def start(self, alias, backing, lag, slack):
+        self.device = Device()
+        self.device.set_lag(lag)
+        self.contiguous = backing == "contiguous"
+        self.pool = make_pool(self.device, alias=alias, backing=backing, grow_slack=slack)
+        self.model = Model(self.device, self.pool, lag)
+        self.limit = 0
+
+    def teardown(self):
+        if hasattr(self, "model"):
+            self.pool.set_limit(0)
+            self.model.end()
+            if not self.contiguous:
+                assert self.pool.stats()["reserved_bytes"]["all"]["current"] == 0
+                assert self.device.emulated.physical_in_use() == 0
+
+    # --- what callers do
+
+    @rule(target=held, size=SIZES, stream=STREAMS, mobility=MOBILITY)
+    def malloc(self, size, stream, mobility):
+        live = sum(h.size for h in self.model.live.values())
+        if live + size > LIVE_MAX:
+            return multiple()
+        try:
+            return self.model.malloc(size, stream, mobility)
+        except OutOfMemory as error:
+            self.explain(error, size, live)
+            return multiple()
+
+    def explain(self, error, size, live):
+        """Failing is right only under a limit that something stands in the way of, and its figures are the truth."""
+        figures, stats = error.figures, self.pool.stats()
+        assert self.limit > 0, str(error)
+        assert figures["requested"] in (size, block_bytes(size)) and figures["limit"] == self.limit
+        assert figures["live"] == live == stats["allocated_bytes"]["all"]["current"]
+        assert figures["reserved"] == stats["reserved_bytes"]["all"]["current"]
+        assert figures["pending"] == stats["pending_bytes"]["current"]
+        room = self.limit - -(-block_bytes(size) // (2 * MIB)) * 2 * MIB
+        assert self.model.live or self.contiguous or room < 0, f"nothing is held, and still: {error}"
+        # The pool has waited for all streams before it gave up.
+        self.model.note_waits(0)
+
+    @rule(h=consumes(held))
+    def free(self, h):
+        while h.pins:
+            self.pool.unpin(h.address)
+            h.pins -= 1
+        self.model.free(h)
+
+    @rule(h=held, stream=STREAMS)
+    def record_stream(self, h, stream):
+        self.model.record_stream(h, stream)
+
+    @rule(h=held, data=st.data())
+    def write_and_read_again(self, h, data):
+        self.model.verify(h)
+
+    @rule(h=held)
+    def pin(self, h):
+        self.pool.pin(h.address)
+        h.pins += 1
+
+    # --- what the machine does
+
+    @rule(stream=STREAMS, work=st.sampled_from([10, 100, 1000]))
+    def enqueue_work(self, stream, work):
+        self.model.enqueue(stream, work)
+
+    @rule(by=st.sampled_from([1, 20, 200, 2000]))
+    def time_passes(self, by):
+        self.model.advance(by)
+
+    @rule(by=st.sampled_from([2 * MIB, 500 * MIB]))
+    def other_tenant(self, by):
+        if self.device.free_memory() >= by + 512 * MIB:
+            self.device.emulated.take_memory(by)
+            self.device.emulated.give_memory(by)
+
+    # --- what operators do
+
+    @rule()
+    def trim(self):
+        before = self.pool.stats()["reserved_bytes"]["all"]["current"]
+        given = self.pool.trim()
+        assert self.pool.stats()["reserved_bytes"]["all"]["current"] == before - given
+        self.model.check(pending_exact=True)
+
+    @rule(limit=st.one_of(st.just(0), st.integers(1, 64).map(lambda n: n * 2 * MIB)))
+    def set_limit(self, limit):
+        self.pool.set_limit(limit)
+        self.limit = limit
+        assert self.pool.limit() == limit
+
+    @rule()
+    def reset_peaks(self):
+        self.pool.reset_peak_stats()
+        stats = self.pool.stats()
+        for name in ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes"):
+            assert stats[name]["all"]["peak"] == stats[name]["all"]["current"]
+
+    @precondition(lambda self: not self.limit)
+    @rule(target=held, stream=STREAMS)
+    def take_the_largest_free(self, stream):
+        """What largest_free promises is had without growing."""
+        size = self.pool.largest_free(stream)
+        live = sum(h.size for h in self.model.live.values())
+        if size == 0 or size + live > LIVE_MAX:
+            return multiple()
+        before = self.pool.stats()["num_device_alloc"]
+        block = self.model.malloc(size, stream)
+        assert self.pool.stats()["num_device_alloc"] == before
+        return block
+
+    # --- what callers should not do
+
+    @rule(h=held, offset=st.integers(1, 600))
+    def free_inside(self, h, offset):
+        if offset < h.size:
+            with pytest.raises(InvalidArgument):
+                self.pool.free(h.address + offset)
+
+    @rule(address=st.sampled_from([1, 512, 1 << 40, (1 << 64) - 512]), stream=STREAMS)
+    def unknown_address(self, address, stream):
+        if any(h.address <= address < h.address + h.size for h in self.model.live.values()):
+            return
+        for call in (lambda: self.pool.free(address), lambda: self.pool.record_stream(address, stream),
+                     lambda: self.pool.pin(address), lambda: self.pool.unpin(address)):
+            with pytest.raises(InvalidArgument):
+                call()
+        assert self.pool.find(address) is None
+
+    @rule(size=st.sampled_from([(1 << 46) + 1, 1 << 63, (1 << 64) - 1, -1]))
+    def absurd_size(self, size):
+        with pytest.raises(InvalidArgument):
+            self.pool.malloc(size, 0)
+
+    @invariant()
+    def sound(self):
+        if not hasattr(self, "model"):
+            return
+        self.model.check()
+        self.model.check_blocks()
+        if not self.contiguous:
+            reserved = self.pool.stats()["reserved_bytes"]["all"]["current"]
+            assert self.device.emulated.physical_in_use() == reserved
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None,
+                                         suppress_health_check=list(HealthCheck))
+TestPool = PoolMachine.TestCase

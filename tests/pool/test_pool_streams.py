@@ -1,0 +1,230 @@
+"""The stream rules one by one, with a clock that stands still: who may reuse whose block, and when."""
+
+import pytest
+
+from devices import Device, make_pool
+from pool_model import MIB, Model
+
+from dymem.errors import OutOfMemory
+
+A, B, C = 11, 12, 13
+
+
+@pytest.fixture(params=[{}, {"alias": False}, {"backing": "contiguous"}], ids=["vmm", "remap", "contiguous"])
+def setting(request):
+    """Full but for one block: the limit leaves nothing to grow into, so reuse shows."""
+    device = Device(capacity=1 << 30)
+    pool = make_pool(device, **request.param)
+    return device, pool, Model(device, pool)
+
+
+def pending(pool):
+    return pool.stats()["pending_bytes"]["current"]
+
+
+def test_own_stream_reuses_at_once(setting):
+    device, pool, model = setting
+    model.enqueue(A, 1000)
+    first = model.malloc(8 * MIB, A)
+    model.free(first)
+    grown = pool.stats()["num_device_alloc"]
+    second = model.malloc(8 * MIB, A)
+    assert pool.stats()["num_device_alloc"] == grown and pending(pool) == 0
+    model.free(second)
+    model.end()
+
+
+def test_another_stream_waits_for_the_work(setting):
+    """While A's work runs, B gets other memory; once it is done, B gets A's before the pool grows."""
+    device, pool, model = setting
+    model.free(model.malloc(512, B))  # both streams are known
+    model.enqueue(A, 1000)
+    block = model.malloc(24 * MIB, A)
+    model.free(block)
+    early = model.malloc(24 * MIB, B)  # check_origin would notice A's bytes
+    model.free(early)
+    model.advance(5000)
+    pool.trim()
+    model.check(pending_exact=True)
+    model.end()
+
+
+def test_finished_blocks_serve_other_streams_before_growth(setting):
+    device, pool, model = setting
+    model.free(model.malloc(512, B))
+    for _ in range(4):
+        model.free(model.malloc(24 * MIB, A))
+    grown = pool.stats()["reserved_bytes"]["all"]["current"]
+    model.advance(10_000_000)
+    for _ in range(3):  # the pool may learn of it late, not never
+        model.free(model.malloc(1024, A))
+        model.advance(10_000_000)
+    model.free(model.malloc(24 * MIB, B))
+    assert pool.stats()["reserved_bytes"]["all"]["current"] <= grown + 2 * MIB
+    model.end()
+
+
+def test_recorded_stream_keeps_the_block_pending(setting):
+    device, pool, model = setting
+    block = model.malloc(6 * MIB, A)
+    model.enqueue(B, 1000)
+    model.record_stream(block, B)
+    model.free(block)
+    assert pending(pool) == 6 * MIB
+    stats = pool.stats()
+    assert stats["active_bytes"]["all"]["current"] == 6 * MIB and stats["allocated_bytes"]["all"]["current"] == 0
+    other = model.malloc(6 * MIB, A)  # not even its own stream may have it
+    model.check()
+    model.advance(999)
+    pool.trim()
+    assert pending(pool) == 6 * MIB
+    model.advance(1)
+    pool.trim()
+    assert pending(pool) == 0
+    model.free(other)
+    model.end()
+
+
+def test_recording_the_own_stream_means_nothing(setting):
+    device, pool, model = setting
+    block = model.malloc(MIB, A)
+    model.enqueue(A, 1000)
+    model.record_stream(block, A)
+    model.free(block)
+    assert pending(pool) == 0
+    model.check(pending_exact=True)
+    model.end()
+
+
+def test_every_recorded_stream_counts(setting):
+    device, pool, model = setting
+    block = model.malloc(6 * MIB, A)
+    model.enqueue(B, 100)
+    model.enqueue(C, 500)
+    for stream in (B, C, B):
+        model.record_stream(block, stream)
+    model.free(block)
+    model.advance(200)
+    pool.trim()
+    assert pending(pool) == 6 * MIB
+    model.advance(300)
+    pool.trim()
+    assert pending(pool) == 0
+    model.end()
+
+
+def test_work_enqueued_after_the_free_is_not_waited_for(setting):
+    device, pool, model = setting
+    block = model.malloc(6 * MIB, A)
+    model.record_stream(block, B)
+    model.enqueue(B, 100)
+    model.free(block)
+    model.enqueue(B, 1_000_000)
+    model.advance(100)
+    pool.trim()
+    assert pending(pool) == 0
+    model.end()
+
+
+def test_at_the_limit_pending_blocks_are_waited_for_not_failed(setting):
+    """Better late than out of memory: the clock is moved by the wait itself."""
+    device, pool, model = setting
+    pool.set_limit(32 * MIB)
+    block = model.malloc(24 * MIB, A)
+    model.enqueue(B, 700)
+    model.record_stream(block, B)
+    model.free(block)
+    address = pool.malloc(24 * MIB, A)
+    assert device.emulated.now() >= 700
+    assert pool.stats()["num_ooms"] == 0 and pool.stats()["num_alloc_retries"] >= 1
+    pool.free(address)
+    assert pool.audit() == []
+
+
+def test_at_the_limit_another_streams_block_is_had_in_order(setting):
+    """A's work is unfinished and nothing else is left: B is made to wait for A, or the host waits. Never corruption."""
+    device, pool, model = setting
+    pool.set_limit(32 * MIB)
+    pool.free(pool.malloc(512, B))
+    model.enqueue(A, 700)
+    model.free(model.malloc(24 * MIB, A))
+    address = pool.malloc(24 * MIB, B)
+    waited_on_host = device.emulated.now() >= 700
+    assert waited_on_host or pool.stats()["num_stream_waits"] >= 1
+    pool.free(address)
+    assert pool.audit() == [] and device.violations() == []
+
+
+def test_without_a_limit_no_stream_is_made_to_wait(setting):
+    device, pool, model = setting
+    for i in range(60):
+        stream = (A, B, C)[i % 3]
+        model.enqueue(stream, 50)
+        block = model.malloc((i % 5 + 1) * MIB, stream)
+        model.record_stream(block, (B, C, A)[i % 3])
+        model.free(block)
+        model.advance(20)
+    assert pool.stats()["num_stream_waits"] == 0
+    assert pool.stats()["num_sync_all_streams"] == 0
+    model.end()
+
+
+def test_late_completion_in_any_order(setting):
+    """Streams finish in an order of their own; nobody's bytes are touched before."""
+    device, pool, model = setting
+    device.set_lag(30)
+    model.lag = 30
+    blocks = []
+    for i in range(12):
+        stream = (A, B, C)[i % 3]
+        block = model.malloc((i % 4 + 1) * MIB + 512, stream)
+        model.enqueue((B, C, A)[i % 3], (12 - i) * 100)
+        model.record_stream(block, (B, C, A)[i % 3])
+        blocks.append(block)
+    for block in blocks:
+        model.free(block)
+        model.check()
+    for _ in range(40):
+        model.advance(100)
+        block = model.malloc(3 * MIB, A)
+        model.check()
+        model.free(block)
+    pool.trim()
+    model.check(pending_exact=True)
+    assert pending(pool) == 0
+    model.end()
+
+
+def test_no_driver_calls_while_a_graph_is_captured(setting):
+    """Events, maps and unmaps are forbidden under capture; frees then must not forget what they wait for."""
+    device, pool, model = setting
+    block = model.malloc(6 * MIB, A)
+    model.record_stream(block, B)
+    other = model.malloc(6 * MIB, A)
+    device.emulated.set_capturing(B, True)
+    before = device.emulated.counters()
+    model.enqueue(B, 100)
+    pool.free(block.address)
+    del model.live[block.address]
+    after = device.emulated.counters()
+    for name in ("event_record", "event_query", "event_wait", "map", "unmap"):
+        assert after[name] == before[name], name
+    assert pending(pool) == 6 * MIB
+    device.emulated.set_capturing(B, False)
+    device.advance_to(200)
+    model.now = 200
+    pool.trim()
+    device.advance_to(10_000)
+    pool.trim()
+    assert pending(pool) == 0
+    model.verify(other)
+    pool.free(other.address)
+    assert pool.audit() == [] and device.violations() == []
+
+
+def test_single_stream_records_no_events(setting):
+    device, pool, model = setting
+    for i in range(50):
+        model.free(model.malloc((i % 7 + 1) * MIB, A))
+    counters = device.emulated.counters()
+    assert counters["event_record"] == counters["event_query"] == counters["event_wait"] == 0
