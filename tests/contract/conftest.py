@@ -4,17 +4,24 @@ A rig is a driver with what a test needs to know of it (does it keep bytes, what
 go well (`ok_…`), and a teardown that gives back what the test left, then asks the device whether all of it came back.
 """
 
+import functools
 import gc
-from types import SimpleNamespace
 
 import pytest
 
 from dymem._core import driver as drivers
 
 Code = drivers.Code
-MIB = 1 << 20
 GIB = 1 << 30
 KINDS = ["bytes", "accounting", "checked", "faulty", "cuda", "checked-cuda"]
+
+
+@functools.cache
+def hold_the_context():
+    """Kept until the end: making a context for every test would take longer than the tests."""
+    driver = drivers.make_cuda(0)
+    driver.memory()
+    return driver
 
 
 def make(kind, **options):
@@ -22,6 +29,7 @@ def make(kind, **options):
     if kind in ("cuda", "checked-cuda"):
         if drivers.cuda_device_count() == 0:
             pytest.skip("needs an NVIDIA GPU")
+        hold_the_context()
         driver = drivers.make_cuda(0)
         if not driver.has_vmm:
             pytest.skip("this device has no virtual memory management")
@@ -137,8 +145,3 @@ def open_rig():
 @pytest.fixture
 def emulated():
     return drivers.make_emulated(capacity=GIB)
-
-
-@pytest.fixture
-def units():
-    return SimpleNamespace(MIB=MIB, GIB=GIB)
