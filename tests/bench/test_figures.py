@@ -1,0 +1,131 @@
+"""The benches' own arithmetic, on numbers whose answer is known, and the soak, short; none of it needs a card."""
+
+import importlib
+import json
+
+import pytest
+
+
+@pytest.fixture
+def bench(root, monkeypatch):
+    """Imports a module of bench/."""
+    monkeypatch.syspath_prepend(str(root / "bench"))
+    return importlib.import_module
+
+
+def run_of(seconds, losses=("0x1p0",), reserved=110, occupied=100, allocator="native"):
+    return {"allocator": allocator, "warm_from": 1, "step_seconds": seconds, "step_ms": 1e3 * seconds[-1],
+            "losses": list(losses), "live_peak_bytes": 90, "occupied_peak_bytes": occupied,
+            "reserved_peak_bytes": reserved}
+
+
+def test_a_ratio_leaves_the_first_steps_out_and_weighs_long_steps_more(bench):
+    paired = bench("paired")
+    runs = [{"a": run_of([9.0, 1.0, 3.0]), "b": run_of([1.0, 1.0, 4.0])}]
+    summary = paired.summarise(runs, {})
+    assert summary["ratios"] == [1.25]  # (1 + 4) / (1 + 3)
+    assert summary["step_ratio_median"] == pytest.approx((1 + 4 / 3) / 2, abs=1e-5)
+
+
+def test_the_upper_bound_is_the_ratio_when_nothing_varies_and_above_the_median_when_it_does(bench):
+    paired = bench("paired")
+    steady = [([1.0] * 8, [1.02] * 8)] * 5
+    assert paired.upper_bound(steady) == pytest.approx(1.02)
+    noisy = [([1.0] * 8, [1.0 + 0.01 * k] * 8) for k in range(-2, 3)]
+    assert paired.median([paired.pair_ratio(p) for p in noisy]) == pytest.approx(1.0)
+    assert 1.005 < paired.upper_bound(noisy) <= 1.02
+
+
+def test_overhead_and_the_smaller_occupied_peak(bench):
+    paired = bench("paired")
+    runs = [{"a": run_of([1.0, 1.0], reserved=150, occupied=120),
+             "b": run_of([1.0, 1.0], reserved=104, occupied=100, allocator="dymem")}]
+    summary = paired.summarise(runs, {})
+    assert summary["a"]["overhead"] == pytest.approx(0.25) and summary["b"]["overhead"] == pytest.approx(0.04)
+    assert summary["a"]["reserved_over_smallest_occupied"] == pytest.approx(1.5)
+
+
+def test_losses_that_differ_in_one_bit_are_not_equal(bench):
+    paired = bench("paired")
+    a, b = run_of([1.0, 1.0], ["0x1.0p0", "0x1.8p0"]), run_of([1.0, 1.0], ["0x1.0p0", "0x1.8000000000001p0"])
+    summary = paired.summarise([], {"a": a, "b": b})
+    assert summary["losses_equal"] is False and summary["first_differing_loss"] == 1
+    assert paired.summarise([], {"a": a, "b": a})["losses_equal"] is True
+
+
+def test_growth_is_told_from_noise(bench):
+    soak = bench("soak")
+    window = {"malloc_ns_median": 100, "free_ns_median": 80, "rss_bytes": 100 << 20, "views": 1000, "va_bytes": 4 << 30}
+    assert all(f["flat"] for f in soak.growth([window, window, window | {"malloc_ns_median": 140}]).values())
+    for name, grown in {"malloc_ns_median": 150, "rss_bytes": 120 << 20, "views": 1300, "va_bytes": 6 << 30}.items():
+        flat = {k: f["flat"] for k, f in soak.growth([window, window, window | {name: grown}]).items()}
+        assert flat == {k: k != name for k in flat}
+
+
+def test_a_recording_becomes_columns_with_the_peak_that_was_measured(bench, traces):
+    pytest.importorskip("numpy")
+    calls = bench("native_calls")
+    measured = json.loads((traces / "measured.json").read_text())["recorded"]["rows"]
+    column = calls.columns(traces / "unet_b16.pickle.xz")
+    assert calls.peak_live_bytes(column) / 2**20 == pytest.approx(measured["unet_b16"]["peak_live_mib"], abs=0.1)
+    assert set(column["op"].tolist()) == {0, 1}
+
+
+@pytest.mark.torch
+def test_workloads_run_as_long_as_their_recordings(bench, traces):
+    pytest.importorskip("numpy")
+    workloads = bench("workloads").WORKLOADS
+    rows = json.loads((traces / "measured.json").read_text())["recorded"]["rows"]
+    for path in sorted(traces.glob("*.pickle.xz")):
+        name = path.name.split(".")[0]
+        assert name in workloads, f"{name} was recorded, but bench/workloads.py has no such workload"
+        assert workloads[name].iterations == rows[name]["iterations"], name
+
+
+@pytest.mark.torch
+def test_every_block_of_a_sequence_is_checkpointed_once(bench):
+    import torch
+
+    workloads = bench("workloads")
+    blocks = [workloads.CifarBlock(4, 4, 1, True) for _ in range(3)]
+    model = torch.nn.Sequential(torch.nn.Sequential(*blocks), torch.nn.Conv2d(4, 4, 1))
+    assert workloads.checkpoint_blocks(model) == 3
+    x = torch.randn(2, 4, 8, 8, requires_grad=True)
+    model(x).sum().backward()  # recomputes through the wrapped forwards
+    assert x.grad is not None and blocks[0].conv1.weight.grad is not None
+
+
+@pytest.mark.torch
+def test_a_wrong_place_for_torchtune_is_named(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("DYMEM_TORCHTUNE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="DYMEM_TORCHTUNE"):
+        bench("workloads").torchtune_offload()
+
+
+@pytest.mark.torch
+def test_training_without_a_gpu_or_with_an_unknown_name_says_so(python, root):
+    done = python(root / "bench" / "train.py", "no_such_workload")
+    assert done.returncode == 2 and "no workload 'no_such_workload'" in done.stderr
+    listed = python(root / "bench" / "train.py", "--list-all").stdout.split()
+    assert {"unet_b16", "kmeans", "resnet32_stochdepth"} <= set(listed)
+
+
+def test_a_short_soak_is_flat_and_sound(python, root, tmp_path):
+    target = tmp_path / "soak.json"
+    done = python(root / "bench" / "soak.py", "--iterations", 400, "--window", 100, "--json", target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(target.read_text())
+    assert report["end"]["audit_findings"] == 0 and len(report["windows"]) == 4
+    assert sum(window["stitches"] for window in report["windows"]) > 0
+
+
+def test_single_calls_are_timed_on_the_emulated_driver(python, root, tmp_path):
+    pytest.importorskip("numpy")
+    pytest.importorskip("pybind11")
+    target = tmp_path / "calls.json"
+    done = python(root / "bench" / "native_calls.py", "--driver", "emulated", "--rounds", 1, "--trace", "unet_b16",
+                  "--json", target)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = json.loads(target.read_text())["traces"][0]
+    assert row["audit"] == [] and 0 < row["dymem"]["malloc"]["median_ns"] < 100_000
+    assert row["dymem"]["large"]["calls"] > 0
