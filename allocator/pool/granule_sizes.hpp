@@ -9,8 +9,8 @@
 namespace dymem {
 
 struct GranuleSizes {
-  static constexpr Bytes kLadder[] = {2 * kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB};
-  static constexpr Bytes kAlwaysUpTo = 16 * kMiB;  // sizes up to here are used for any request
+  static constexpr Bytes kLadder[] = {2 * kMiB, 4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB, 64 * kMiB};
+  static constexpr Bytes kAlwaysUpTo = 32 * kMiB;  // sizes up to here are used for any request
   static constexpr Bytes kShare = 12;              // larger ones only up to need / kShare
 
   // The sizes sum to round_up(need, 2 MiB); largest first.

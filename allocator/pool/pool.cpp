@@ -107,6 +107,7 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
                           " bytes is larger than any device; is a size negative or overflowed?");
   Bytes size = block_size(bytes);
   StreamIndex by = streams.index(stream);
+  streams.tick();
   if (!pending.empty() && until_poll-- == 0) {
     until_poll = kPollEvery;
     if (!driver.is_capturing(stream) && streams.poll()) complete_pending();
@@ -149,6 +150,7 @@ void Pool::Impl::free(Addr address) {
   if (__builtin_expect(id == kNoBlock, 0))
     throw InvalidArgument("dymem: free of " + std::to_string(address) +
                           ", which is not a block that is held: freed twice, or from another allocator");
+  streams.tick();
   Block& b = home.block(id);
   Bytes size = b.size;
   if (recorder) record(TraceKind::free_requested, b.trace_number, b.requested, streams.id(b.last_use.stream), Mobility(b.mobility));

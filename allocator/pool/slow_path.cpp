@@ -153,6 +153,7 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
   bool capturing = driver.is_capturing(streams.id(by));
   auto look = [&] {
     if (capturing || (streams.single() && pending.empty() && !streams.has_unfinished())) return;
+    streams.close_due();
     if (streams.poll()) {
       complete_pending();
       home.settle();

@@ -10,7 +10,7 @@ namespace dymem {
 
 // Second views cost nothing while they exist, but unmapping them when a granule goes and host memory do.
 constexpr std::uint64_t kViewsFree = 2048, kViewsPerGranule = 6;
-constexpr std::size_t kSuffixesTried = 4;
+constexpr std::size_t kSuffixesTried = 4, kExtensionsTried = 8;
 
 Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}
 
@@ -77,6 +77,21 @@ Stitcher::Spot Stitcher::find(Bytes size, StreamIndex by) {
   return best;
 }
 
+Bytes Stitcher::free_tail(const Region& r, StreamIndex by) const {
+  Bytes n = 0;
+  for (std::size_t i = r.granules.size(); i-- > 0;) {
+    const Granule& g = space_.granule(r.granules[i]);
+    if (g.pins) break;
+    if (g.used == 0 && home_.idle_usable(r.granules[i], by)) {
+      n += g.size;
+      continue;
+    }
+    n += home_.free_suffix(r.granules[i], by);
+    break;
+  }
+  return n;
+}
+
 std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes allowance) const {
   struct Candidate {
     GranuleId id;
@@ -107,9 +122,13 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes a
   auto view_us = [](Bytes n) { return cost::map_us(n) + cost::access_us(n); };
 
   std::optional<Plan> best;
-  auto consider = [&](Bytes head, GranuleId first) {
+  std::vector<RegionId> seen(space_.granules(), kNone);  // granules of the region that would be extended
+  auto consider = [&](Bytes head, GranuleId first, RegionId extends) {
     Plan p;
     p.head = head;
+    p.extends = extends;
+    if (extends != kNone)
+      for (GranuleId g : space_.region(extends).granules) seen[g] = extends;
     Bytes got = head;
     if (first != kNone) {
       p.granules.push_back(first);
@@ -118,6 +137,7 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes a
     std::vector<GranuleId> whole;
     for (auto& c : idle) {
       if (got >= size) break;
+      if (extends != kNone && seen[c.id] == extends) continue;
       whole.push_back(c.id);
       got += c.size;
     }
@@ -139,7 +159,7 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes a
     Bytes prefix_bytes = 0;
     if (got < size)
       for (auto& [n, g] : prefixes)
-        if (g != first) {
+        if (g != first && (extends == kNone || seen[g] != extends)) {
           p.last = g;
           p.cost_us += view_us(space_.granule(g).size);
           prefix_bytes = std::min(n, size - got);
@@ -160,12 +180,24 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes a
       }
     }
     if (p.fresh_bytes > allowance) return;
+    if (extends != kNone) {
+      Bytes more = p.fresh_bytes + (p.last != kNone ? space_.granule(p.last).size : 0);
+      for (GranuleId g : p.granules) more += space_.granule(g).size;
+      if (space_.region(extends).size + more > space_.region(extends).capacity) return;
+    }
     if (!best || p.fresh_bytes < best->fresh_bytes || (p.fresh_bytes == best->fresh_bytes && p.cost_us < best->cost_us))
       best = std::move(p);
   };
-  consider(0, kNone);
+  consider(0, kNone, kNone);
   for (std::size_t i = 0; i < std::min(kSuffixesTried, suffixes.size()); i++)
-    consider(suffixes[i].first, suffixes[i].second);
+    consider(suffixes[i].first, suffixes[i].second, kNone);
+  std::vector<std::pair<Bytes, RegionId>> tails;
+  for (RegionId id : by_address_)
+    if (const Region& r = space_.region(id); !r.broken && r.size < r.capacity)
+      if (Bytes n = free_tail(r, by); n && n < size) tails.push_back({n, id});
+  std::sort(tails.begin(), tails.end(), larger);
+  for (std::size_t i = 0; i < std::min(kExtensionsTried, tails.size()); i++)
+    consider(tails[i].first, kNone, tails[i].second);
   return best;
 }
 
@@ -183,6 +215,11 @@ Status Stitcher::stitch(const Plan& plan, Spot* out) {
     }
   }
   if (plan.last != kNone) granules.push_back(plan.last);
+  if (plan.extends != kNone) {
+    Region& r = space_.region(plan.extends);
+    *out = {plan.extends, r.base + r.size - plan.head};
+    return space_.extend_region(plan.extends, granules);
+  }
   RegionId id = kNone;
   Status s = space_.add_region(granules, &id);
   if (!s.ok()) return s;  // fresh granules stay: free bytes of the main arena

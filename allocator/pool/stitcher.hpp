@@ -35,7 +35,9 @@ class Stitcher {
     std::vector<GranuleId> granules;  // in address order; new ones stand before a final partly used one
     std::vector<Bytes> fresh;         // sizes of granules to create
     Bytes fresh_bytes = 0;
-    Bytes head = 0;                   // > 0: usable bytes at the end of granules.front(), which is not idle
+    RegionId extends = kNone;         // this region grows by the granules; else a new one is made
+    Bytes head = 0;                   // usable bytes before the granules: at the region's end, or (new region) at the
+                                      // end of granules.front(), which is not idle
     GranuleId last = kNone;           // not idle: its free start is used
     double cost_us = 0;
   };
@@ -58,6 +60,7 @@ class Stitcher {
 
  private:
   bool range_free(const Region& r, std::size_t view, Addr at, Bytes size, StreamIndex by) const;
+  Bytes free_tail(const Region& r, StreamIndex by) const;  // usable free bytes at the region's end
   bool region_finished(const Region& r) const;
   std::uint64_t views_allowed() const;
   void dropped(RegionId id);

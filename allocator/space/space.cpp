@@ -9,6 +9,7 @@ namespace dymem {
 // far larger than the device: what is given back leaves gaps, and filling them first keeps the window from running out.
 constexpr Bytes kMainTimes = 8, kIncrementalTimes = 2, kSmallTimes = 1;
 constexpr Bytes kAliasPiece = kTiB;
+constexpr Bytes kRegionRoom = 4;
 
 void Space::Free::operator()(std::uint32_t* p) const { std::free(p); }
 
@@ -59,8 +60,10 @@ Space::~Space() {
     (void)driver_.slab_free(slab_);
     return;
   }
-  for (RegionId r = 0; r < regions_.size(); r++)
+  for (RegionId r = 0; r < regions_.size(); r++) {
+    regions_[r].held = 0;  // blocks that callers still hold go with the pool
     if (regions_[r].base) (void)drop_region(r);
+  }
   for (GranuleId g = 0; g < granules_.size(); g++)
     if (granules_[g].home) (void)give_back(g);
   (void)driver_.release_addresses(base_, home_size_);
@@ -211,8 +214,11 @@ Status Space::extend_region(RegionId id, const std::vector<GranuleId>& granules)
 Status Space::add_region(const std::vector<GranuleId>& granules, RegionId* out) {
   Bytes size = 0;
   for (GranuleId g : granules) size += granules_[g].size;
+  // Addresses are practically free: room to extend the region later.
+  Bytes capacity = size * kRegionRoom;
   Addr base = 0;
-  Status s = alias_.take(size, &base);
+  Status s = alias_.take(capacity, &base);
+  if (!s.ok()) s = alias_.take(capacity = size, &base);
   if (!s.ok()) return s;
   RegionId id;
   if (spare_regions_.empty()) {
@@ -224,12 +230,12 @@ Status Space::add_region(const std::vector<GranuleId>& granules, RegionId* out) 
   }
   regions_[id] = Region{};
   regions_[id].base = base;
-  regions_[id].capacity = size;
+  regions_[id].capacity = capacity;
   s = extend_region(id, granules);
   if (!s.ok()) {
     regions_[id] = Region{};
     spare_regions_.push_back(id);
-    alias_.give(base, size);
+    alias_.give(base, capacity);
     return s;
   }
   *out = id;

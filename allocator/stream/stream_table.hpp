@@ -47,8 +47,18 @@ class StreamTable {
     return use.stream == by || finished(use) || (!waits_.empty() && waited(use, by));
   }
 
-  // A free of `bytes` was tagged now(s): closes the epoch when enough has gathered (never with a single stream).
-  void note_free(StreamIndex s, Bytes bytes);
+  // A free of `bytes` was tagged now(s).
+  void note_free(StreamIndex s, Bytes bytes) {
+    Stream& st = streams_[s];
+    st.used = true;
+    st.gathered += bytes;
+  }
+  // Called at every malloc and free: now and then closes the epochs in which enough has gathered, so that other streams
+  // can have it soon. Free with a single stream; else a counter, and a look at the clock every few calls.
+  void tick() {
+    if (streams_.size() > 1 && ++ticks_ % kTickEvery == 0) close_due();
+  }
+  void close_due();
   // Closes the open epoch of `s` so that it can finish; returns the LastUse whose completion covers all work so far.
   LastUse close(StreamIndex s);
   void close_all();
@@ -73,6 +83,7 @@ class StreamTable {
     Nanos closed_at = 0;
     std::deque<Closed> closed;
   };
+  static constexpr unsigned kTickEvery = 8;
   StreamIndex index_slow(StreamId stream);
   bool waited(LastUse use, StreamIndex by) const;
   EventId take_event();
@@ -82,6 +93,7 @@ class StreamTable {
   std::unordered_map<StreamId, StreamIndex> by_id_;
   std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
   std::vector<EventId> spare_events_;
+  unsigned ticks_ = 0;
   StreamId cached_id_ = ~StreamId{0};
   StreamIndex cached_index_ = 0;
 };
