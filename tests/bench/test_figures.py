@@ -129,3 +129,32 @@ def test_single_calls_are_timed_on_the_emulated_driver(python, root, tmp_path):
     row = json.loads(target.read_text())["traces"][0]
     assert row["audit"] == [] and 0 < row["dymem"]["malloc"]["median_ns"] < 100_000
     assert row["dymem"]["large"]["calls"] > 0
+
+
+def test_pairs_alternate_their_order_and_what_was_measured_is_kept_when_a_run_fails(bench, tmp_path, monkeypatch):
+    paired = bench("paired")
+    order = []
+
+    def train(workload, allocator, options, budget, deterministic):
+        order.append((allocator, deterministic))
+        if len(order) == 8:
+            return {"error": "ended with code 1: no memory"}
+        return run_of([5.0, 1.0, 1.0 if allocator == "native" else 1.5], allocator=allocator)
+
+    monkeypatch.setattr(paired, "train", train)
+    options = paired.parse_arguments(["some", "--pairs", "4", "--out", str(tmp_path), "--suffix=-x"])
+    assert paired.measure("some", options, paired.Budget(1000)) is False
+    timed = [name for name, deterministic in order if not deterministic]
+    assert [name for name, deterministic in order if deterministic] == ["native", "dymem"]
+    assert timed == ["native", "dymem", "dymem", "native", "native", "dymem"]
+    report = json.loads((tmp_path / "paired-some-x.json").read_text())
+    assert report["summary"]["ratios"] == [1.25, 1.25] and report["summary"]["losses_equal"] is True
+    assert report["errors"] == ["dymem: ended with code 1: no memory"]
+
+
+def test_a_spent_budget_ends_with_the_pairs_there_are(bench, tmp_path, monkeypatch):
+    paired = bench("paired")
+    monkeypatch.setattr(paired, "train", lambda workload, allocator, *rest: run_of([5.0, 1.0], allocator=allocator))
+    options = paired.parse_arguments(["some", "--no-losses", "--out", str(tmp_path)])
+    assert paired.measure("some", options, paired.Budget(-1)) is True
+    assert json.loads((tmp_path / "paired-some.json").read_text())["summary"]["pairs"] == 1
