@@ -1,5 +1,6 @@
 # make compare   the same work under PyTorch's allocator and under dymem, in one table
 # make test      build, and run every test that this machine can run
+# make readme    remake the table in README.md
 # make help      this text        make clean   remove what the others made
 #
 # They set up an environment of their own in .venv, from python3 (with venv) and g++ alone. Variables:
@@ -25,7 +26,7 @@ else
 $(error DYMEM_ENV is '$(DYMEM_ENV)'; it can be 'here', or left out)
 endif
 
-.PHONY: compare test build help clean
+.PHONY: compare test build readme help clean
 .DEFAULT_GOAL := help
 
 compare: $(BUILT)
@@ -35,6 +36,13 @@ test: $(TESTABLE)
 	$(PYTHON) -m pytest $(ARGS)
 
 build: $(BUILT)
+
+SHOWN := vgg16_b128 resnet50_b128 inception_v4_b64 bert_varlen llama_varlen resnet50_prefetch llama_fsdp2_ckpt \
+  resnet152_offload_ckpt
+readme: $(BUILT)
+	mkdir -p build
+	$(PYTHON) -m dymem compare --recordings --markdown $(SHOWN:%=--only %) | grep '^|' > build/table.md
+	sed -i -e '/^<!-- table/,/^<!-- end/{//!d}' -e '/^<!-- table/r build/table.md' README.md
 
 .venv/bin/python:
 	@command -v g++ >/dev/null || [ -n "$${CXX:-}" ] || { echo "dymem: no C++ compiler; install g++ 11 or newer." >&2; exit 1; }

@@ -29,7 +29,7 @@ SOURCES = ROOT / "allocator"
 LIBRARY, CORE = "dymem.libdymem", "dymem._core"
 NOT_IN_LIBRARY = ("bind", "torch")  # layers that need Python or torch
 FLAGS = ["-std=c++20", "-O3", "-g1", "-fPIC", "-fno-semantic-interposition", "-pthread", "-Wall", "-Wextra",
-         "-Wno-attributes"]
+         "-Wno-attributes", "-Wno-restrict"]
 
 
 def fail(sentence):
@@ -68,7 +68,8 @@ def find_compiler():
     try:
         answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError, IndexError):
-        fail(f"no C++ compiler: '{' '.join(command)}' does not run; install g++ 11 or newer, or set CXX to a C++20 compiler.")
+        fail(f"no C++ compiler: '{' '.join(command)}' does not run; install g++ 11 or newer, or set CXX to a C++20 "
+             "compiler.")
     return command, answer.stdout.splitlines()[0]
 
 
@@ -108,18 +109,18 @@ class BuildNative(build_ext):
                   ["-L" + os.path.dirname(library), "-l:libdymem.so", "-Wl,-rpath,$ORIGIN"])
 
     def compile_all(self, jobs):
-        objects, todo = {"library": [], "bind": []}, []
+        objects, stale = {"library": [], "bind": []}, []
         for source, extra in jobs:
-            tag = f"-{sys.implementation.cache_tag}" if extra else ""  # bindings depend on the Python they are for
+            tag = f".{sys.implementation.cache_tag}" if extra else ""  # bindings depend on the Python they are for
             target = self.objects_root / source.relative_to(SOURCES).with_suffix(f"{tag}.o")
             objects["bind" if extra else "library"].append(str(target))
             if out_of_date(target, target.with_suffix(".d")):
-                todo.append((source, target, extra))
+                stale.append((source, target, extra))
         workers = int(os.environ.get("DYMEM_JOBS", 0)) or len(os.sched_getaffinity(0))
-        if todo:
-            print(f"dymem: compiling {len(todo)} of {len(jobs)} files, {workers} at a time", flush=True)
+        if stale:
+            print(f"dymem: compiling {len(stale)} of {len(jobs)} files, {workers} at a time", flush=True)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            for outcome in [pool.submit(self.compile_one, *job) for job in todo]:
+            for outcome in [pool.submit(self.compile_one, *job) for job in stale]:
                 outcome.result()
         return objects
 
@@ -142,7 +143,8 @@ class BuildNative(build_ext):
         if answer.stderr:
             print(answer.stderr, file=sys.stderr, end="", flush=True)
         if answer.returncode != 0:
-            fail(f"{complaint} with {self.compiler_command[0]} (C++20 is needed: g++ 11 or newer); its messages are above.")
+            fail(f"{complaint} with {self.compiler_command[0]} (C++20 is needed: g++ 11 or newer); its messages are "
+                 "above.")
 
 
 class BuildPackage(build_py):

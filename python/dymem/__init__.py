@@ -13,12 +13,9 @@ from dymem import errors
 from dymem._paths import library_path
 from dymem._version import __version__
 from dymem.config import Config
-from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument, OutOfMemory,
-                          TraceError)
-try:
-    from dymem.install import install  # also binds the name: from here on `dymem.install` is the function
-except ModuleNotFoundError:
-    pass
+from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument,
+                          OutOfMemory, TraceError)
+from dymem.install import install  # also binds the name: from here on `dymem.install` is the function
 
 __all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError", "InternalError", "InvalidArgument",
            "OutOfMemory", "TraceError", "__version__", "empty_cache", "errors", "install", "library_path",
@@ -26,7 +23,7 @@ __all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError",
 
 
 def memory_stats(device: int = 0) -> dict:
-    """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own. Zeros before first use."""
+    """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own; zeros before its use."""
     from dymem import _core
 
     return _core.abi.stats(device)
@@ -48,7 +45,8 @@ def save_trace(path, device: int = 0) -> int:
 
     recorder = _core.abi.recorder(device) if _core.abi.made(device) else None
     if recorder is None:
-        raise InvalidArgument(f"nothing was recorded of device {device}; install dymem with trace:on and use the device first.")
+        raise InvalidArgument(f"nothing was recorded of device {device}; install dymem with trace:on and use the device "
+                              "first.")
     events = recorder.events()
     _core.trace.write(str(path), events, device=device, dropped=recorder.dropped())
     return len(events) // _core.trace.EVENT_BYTES

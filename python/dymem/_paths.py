@@ -1,4 +1,4 @@
-"""Where the pieces of dymem lie: the shared library, the recordings, and the C++ sources that the adapter is built from.
+"""Where the pieces of dymem lie: the shared library, the recordings, and the C++ that the adapter is built from.
 
 A wheel carries the sources in dymem/_src; a checkout that was built in place has them two folders up.
 """

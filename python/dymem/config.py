@@ -96,7 +96,7 @@ class Config:
     """
 
     limit: int = _key(0, parse_bytes, "Bytes that dymem may hold of each device; 0 = no limit.")
-    backing: str = _key("auto", _one_of("auto", "vmm", "contiguous"), "Where memory comes from: auto, vmm or contiguous.")
+    backing: str = _key("auto", _one_of("auto", "vmm", "contiguous"), "Where memory is from: auto, vmm or contiguous.")
     alias: bool = _key(True, _switch, "Stitch idle granules by mapping them a second time; off: unmap, then map again.")
     debug: bool = _key(False, _switch, "One mapping per block, with guard pages, for compute-sanitizer.")
     grow_ratio: float = _key(0.01, _ratio, "Grow to (1 + this) x the peak of occupied bytes before stitching.")
@@ -123,7 +123,7 @@ class Config:
     def from_mapping(cls, values: Mapping[str, object]) -> "Config":
         for key in values:
             if key not in cls.keys():
-                raise ConfigError(f"'{key}' is not a key of dymem's configuration; the keys are {', '.join(cls.keys())}.")
+                raise ConfigError(f"'{key}' is no key of dymem's configuration; the keys are {', '.join(cls.keys())}.")
         return cls(**values)
 
     @classmethod

@@ -46,7 +46,7 @@ class InternalError(DymemError, RuntimeError):
 
 
 class InstallError(DymemError, RuntimeError):
-    """dymem cannot become PyTorch's allocator now: torch is missing, CUDA was used before, or the adapter is not built."""
+    """dymem cannot become PyTorch's allocator now: torch is missing, CUDA was used before, or nothing can be built."""
 
 
 class MissingPackage(DymemError, ImportError):

@@ -79,9 +79,10 @@ def _compare(
                     help="Only this recording or workload (may be repeated).")] = None,
     recordings: Annotated[bool, typer.Option("--recordings", help="Replay the recordings even where a GPU is.")] = False,
     lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
 ) -> None:
     """The same work under PyTorch's allocator and under dymem, in one table."""
-    raise typer.Exit(compare.main(json_file=json, only=only, recordings=recordings, lag_ms=lag))
+    raise typer.Exit(compare.main(json_file=json, only=only, recordings=recordings, lag_ms=lag, markdown=markdown))
 
 
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},

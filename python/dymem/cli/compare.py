@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from dymem import __version__, _paths
-from dymem.cli.console import check_writable, complain, out, progress, write_json
+from dymem.cli.console import check_writable, complain, progress, show, write_json
 from dymem.cli.replay import parse_lag, replay_recording
 from dymem.cli.tables import compare_table, training_table
 from dymem.errors import DymemError, InvalidArgument
@@ -37,14 +38,15 @@ def gpu_count() -> int:
     return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
-def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, lag_ms: float) -> int:
+def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, lag_ms: float,
+         markdown: bool = False) -> int:
     parse_lag(lag_ms)
     check_writable(json_file)
     if not recordings and gpu_count() > 0:
         if TRAIN.exists():
-            return compare_training(json_file, only)
+            return compare_training(json_file, only, markdown)
         complain(f"a GPU is here, but not {TRAIN}: training needs a checkout; the recordings are replayed instead.")
-    return compare_recordings(json_file, only, lag_ms)
+    return compare_recordings(json_file, only, lag_ms, markdown)
 
 
 def chosen(names: list[str], only: list[str] | None) -> list[str]:
@@ -61,7 +63,7 @@ def _replay_file(path: str, lag_ms: float) -> list[dict]:  # runs in a worker pr
     return [replay_recording(recording, lag_ms=lag_ms) for recording in load(path)]
 
 
-def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: float) -> int:
+def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: float, markdown: bool) -> int:
     paths = {name_of(path): path for path in sorted(_paths.traces_dir().glob("*.pickle.xz"))}
     if not paths:
         raise InvalidArgument(f"there are no recordings in {_paths.traces_dir()}; install dymem again.")
@@ -79,10 +81,12 @@ def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: f
                 results[name] = done.result()
             except DymemError as error:
                 failed.append(f"{name}: {error}")
+            except BrokenProcessPool:
+                failed.append(f"{name}: the process that replayed it died; `dymem replay {paths[name]}` shows how.")
             bar.update(task, advance=1, description=f"replayed {name}")
     rows = [row for name in names for row in results.get(name, [])]
     if rows:
-        out.print(compare_table(rows, lag_ms))
+        show(compare_table(rows, lag_ms), markdown)
     for sentence in failed:
         complain(sentence)
     write_json(json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
@@ -96,7 +100,7 @@ def _train(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, str(TRAIN), *arguments], capture_output=True, text=True)
 
 
-def compare_training(json_file: Path | None, only: list[str] | None) -> int:
+def compare_training(json_file: Path | None, only: list[str] | None, markdown: bool) -> int:
     listing = _train("--list")
     if listing.returncode != 0:
         raise InvalidArgument(f"bench/train.py cannot list its workloads: {last_line(listing)}")
@@ -108,21 +112,28 @@ def compare_training(json_file: Path | None, only: list[str] | None) -> int:
             row = {"workload": name}
             for allocator in ("native", "dymem"):
                 bar.update(task, description=f"{name} under {allocator}")
-                target = Path(folder) / f"{name}.{allocator}.json"
-                run = _train(name, "--allocator", allocator, "--json", str(target))
-                if run.returncode == 0 and target.exists():
-                    row[allocator] = json.loads(target.read_text())
-                else:
-                    failed.append(f"{name} under {allocator}: {last_line(run)}")
+                try:
+                    row[allocator] = _trained(name, allocator, Path(folder) / f"{name}.{allocator}.json")
+                except InvalidArgument as error:
+                    failed.append(str(error))
                 bar.update(task, advance=1)
             if "native" in row and "dymem" in row:
                 rows.append(row)
     if rows:
-        out.print(training_table(rows))
+        show(training_table(rows), markdown)
     for sentence in failed:
         complain(sentence)
     write_json(json_file, {"kind": "training", "workloads": rows, "errors": failed, "dymem": __version__})
     return 1 if failed else 0
+
+
+def _trained(workload: str, allocator: str, target: Path) -> dict:
+    """What one run of bench/train.py measured; InvalidArgument with its last line if it did not train to the end."""
+    run = _train(workload, "--allocator", allocator, "--json", str(target))
+    result = json.loads(target.read_text()) if target.exists() else {}
+    if run.returncode != 0 or not result or result.get("out_of_memory"):
+        raise InvalidArgument(f"{workload} under {allocator}: {result.get('out_of_memory') or last_line(run)}")
+    return result
 
 
 def last_line(run: subprocess.CompletedProcess) -> str:

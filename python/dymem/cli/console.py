@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Callable
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from dymem.errors import DymemError, InvalidArgument
 
@@ -25,6 +27,12 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def complain(sentence: object) -> None:
     err.print(f"dymem: {sentence}", markup=False)
+
+
+def show(table: Table, markdown: bool) -> None:
+    if markdown:
+        table.box, table.title, table.caption, table.show_edge = box.MARKDOWN, None, None, True
+    out.print(table)
 
 
 def one_sentence(command: Callable) -> Callable:

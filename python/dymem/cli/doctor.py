@@ -6,9 +6,11 @@ none stops the others. Only what training needs decides the exit code: the repla
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shlex
@@ -116,12 +118,18 @@ def _check_device(cuda: ctypes.CDLL, index: int) -> Finding:
 
 
 def check_adapter() -> Finding:
-    try:
-        from dymem._adapter import state
-    except ImportError:
-        return Finding("adapter", "cannot be asked", False, "Install dymem again.")
-    built, text = state()
-    return Finding("adapter", text, built, "" if built else "It is built at the first install().")
+    """Built for a torch of this version? (The build itself also looks at the exact build and at our sources.)"""
+    from dymem._adapter_build import cache_folder
+
+    folder, version = cache_folder(), importlib.metadata.version("torch")
+    built = []
+    for stamp in folder.glob("*/built.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            built.append(json.loads(stamp.read_text())["torch"].split("+")[0])
+    if version.split("+")[0] in built:
+        return Finding("adapter", f"built for torch {version}, in {folder}", True)
+    others = f"built for torch {', '.join(sorted(set(built)))}" if built else "not built yet"
+    return Finding("adapter", others, False, "Nothing: the first install() builds it, in about a minute.")
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ class _Plain(pickle.Unpickler):
         raise TraceError(f"it is not plain data: it asks for {module}.{name}, and nothing of it was run.")
 
     def persistent_load(self, pid):
-        raise TraceError("it is not plain data: it refers to objects outside of itself.")
+        raise pickle.UnpicklingError("it refers to objects outside of itself")
 
 
 def _open(path: Path):
@@ -52,7 +52,7 @@ def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
             while chunk := file.read(_CHUNK):
                 data += chunk
                 if len(data) > limit:
-                    raise TraceError(f"it unpacks to more than {format_bytes(limit)}; record fewer events (max_entries).")
+                    raise TraceError(f"it unpacks to more than {format_bytes(limit)}; record fewer events.")
     except FileNotFoundError:
         raise TraceError("there is no such file.") from None
     except IsADirectoryError:
@@ -64,7 +64,7 @@ def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
     except OSError as error:
         raise TraceError(f"it cannot be read: {error.strerror or error}.") from None
     except MemoryError:
-        raise TraceError("it unpacks to more than this machine's memory holds; record fewer events (max_entries).") from None
+        raise TraceError("it unpacks to more than this machine's memory holds; record fewer events.") from None
     return data
 
 

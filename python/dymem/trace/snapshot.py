@@ -42,8 +42,8 @@ def device_traces(snapshot: object) -> list[DeviceTrace]:
         raise TraceError("it is neither a PyTorch snapshot nor a trace of dymem.")
     traces = [_Reader(device, entries).read() for device, entries in enumerate(snapshot["device_traces"]) if entries]
     if not any(trace.events for trace in traces):
-        raise TraceError("it is a snapshot without history; call torch.cuda.memory._record_memory_history() before what "
-                         "is to be recorded.")
+        raise TraceError("it is a snapshot without history; call torch.cuda.memory._record_memory_history() before "
+                         "what is to be recorded.")
     return [trace for trace in traces if trace.events]
 
 
@@ -125,8 +125,8 @@ class _Reader:
     def alloc(self, entry: dict) -> None:
         address = self.number(entry, "addr")
         if address in self.live:
-            raise self.error(f"allocates {address:#x}, which is still held: the recording leaves out frees; record with "
-                             "every action")
+            raise self.error(f"allocates {address:#x}, which is still held: the recording leaves out frees; record "
+                             "with every action")
         if address in self.ending:  # handed out again: so it was done
             self.emit(FREE_COMPLETED, *self.ending.pop(address))
         block = self.blocks, self.number(entry, "size", most=_SIZE_MAX), self.number(entry, "stream")

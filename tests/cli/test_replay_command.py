@@ -1,0 +1,182 @@
+"""`dymem replay` as a user runs it: the JSON, the exit codes, and one sentence for whatever is wrong."""
+
+import gzip
+import json
+import lzma
+import pickle
+
+import pytest
+from snapshots import MIB, History, snapshot, steps, write
+
+SCHEMA = {
+    "name": str, "events": int, "live_peak_bytes": int, "occupied_peak_bytes": int, "reserved_peak_bytes": int,
+    "overhead": float, "native_reserved_peak_bytes": (int, type(None)), "driver_calls": int, "driver_calls_warm": int,
+    "driver_time_warm_us": (int, float), "trace_time_warm_us": (int, float), "views_max": int, "va_peak_bytes": int,
+    "oom": (dict, type(None)), "malloc_ns_median": (int, float), "malloc_ns_p99": (int, float),
+    "free_ns_median": (int, float), "free_ns_p99": (int, float), "lag_ms": (int, float),
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write(tmp_path / "small.run.pickle.xz", snapshot(steps()))
+
+
+def replay(dymem_command, tmp_path, *arguments):
+    target = tmp_path / "out.json"
+    run = dymem_command("replay", *arguments, "--json", target)
+    return run, json.loads(target.read_text())["traces"] if target.exists() else None
+
+
+def refused(run):
+    """Exit code 2, nothing on stdout, one sentence on stderr."""
+    assert run.returncode == 2, (run.returncode, run.stderr)
+    assert run.stdout == ""
+    assert run.stderr.startswith("dymem: ") and run.stderr.count("\n") == 1, run.stderr
+    return run.stderr
+
+
+def test_json_has_every_figure(dymem_command, tmp_path, trace):
+    run, traces = replay(dymem_command, tmp_path, trace)
+    assert run.returncode == 0, run.stderr
+    [result] = traces
+    for key, kind in SCHEMA.items():
+        assert isinstance(result[key], kind) and not isinstance(result[key], bool), (key, result[key])
+    assert result["name"] == "small.run" and result["oom"] is None and result["lag_ms"] == 10
+    assert result["events"] == 2 + 6 * 4
+    assert result["live_peak_bytes"] == result["occupied_peak_bytes"] == 20 * MIB
+    assert result["native_reserved_peak_bytes"] == 32 * MIB
+    assert result["reserved_peak_bytes"] >= 20 * MIB
+    assert result["overhead"] == pytest.approx(result["reserved_peak_bytes"] / (20 * MIB) - 1)
+    assert result["driver_calls"] > 0 and result["driver_calls_warm"] == 0
+    assert result["trace_time_warm_us"] == 17  # three warm iterations of six entries each, from first to last event
+    assert "small.run" in run.stdout and "20.0 MiB" in run.stdout
+
+
+def test_without_segment_events_native_is_null(dymem_command, tmp_path):
+    path = write(tmp_path / "bare.pickle", snapshot(History().alloc(0x10, MIB)))
+    run, [result] = replay(dymem_command, tmp_path, path)
+    assert run.returncode == 0 and result["native_reserved_peak_bytes"] is None
+
+
+def test_too_small_a_limit_is_exit_code_1_and_the_json_is_there(dymem_command, tmp_path, trace):
+    run, [result] = replay(dymem_command, tmp_path, trace, "--limit", "12MiB")
+    assert run.returncode == 1, run.stderr
+    assert result["limit_bytes"] == 12 * MIB
+    assert result["oom"]["requested_bytes"] == 8 * MIB and isinstance(result["oom"]["event"], int)
+    assert result["live_peak_bytes"] == 20 * MIB  # of the whole trace, though the replay stopped
+    assert "does not fit" in run.stderr
+
+
+@pytest.mark.parametrize("limit, bytes_", [("1GiB", 1 << 30), ("1073741824", 1 << 30), ("2x", 40 * MIB),
+                                           ("1.5X", 30 * MIB), ("64 mib", 64 * MIB)])
+def test_limits(dymem_command, tmp_path, trace, limit, bytes_):
+    run, [result] = replay(dymem_command, tmp_path, trace, "--limit", limit)
+    assert run.returncode == 0, run.stderr
+    assert result["limit_bytes"] == bytes_ and result["reserved_peak_bytes"] <= bytes_
+
+
+def test_lag_and_alias_are_in_the_json(dymem_command, tmp_path, trace):
+    run, [result] = replay(dymem_command, tmp_path, trace, "--lag", "2.5", "--alias", "off")
+    assert run.returncode == 0, run.stderr
+    assert result["lag_ms"] == 2.5 and result["alias"] is False
+
+
+def test_several_traces_in_the_order_given(dymem_command, tmp_path, trace):
+    other = write(tmp_path / "a.pickle.gz", snapshot(steps(2)))
+    run, traces = replay(dymem_command, tmp_path, trace, other)
+    assert run.returncode == 0 and [t["name"] for t in traces] == ["small.run", "a"]
+
+
+def test_a_bad_file_among_good_ones_loses_nothing(dymem_command, tmp_path, trace):
+    run, traces = replay(dymem_command, tmp_path, tmp_path / "missing.pickle", trace)
+    assert run.returncode == 2 and [t["name"] for t in traces] == ["small.run"]
+    assert "missing.pickle" in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_same_input_same_figures(dymem_command, tmp_path, traces):
+    figures = []
+    for _ in range(2):
+        run, [result] = replay(dymem_command, tmp_path, traces / "vgg16_b128.pickle.xz")
+        assert run.returncode == 0, run.stderr
+        figures.append({key: value for key, value in result.items() if not key.endswith(("_median", "_p99"))})
+    assert figures[0] == figures[1]
+
+
+def test_frees_from_before_the_recording_are_said(dymem_command, tmp_path):
+    path = write(tmp_path / "late.pickle", snapshot(History().free(0x99, 512).alloc(0x10, 512)))
+    run, [result] = replay(dymem_command, tmp_path, path)
+    assert run.returncode == 0 and result["ignored_frees"] == 1 and "1 frees" in run.stderr
+
+
+# --- bad input
+
+
+def test_missing_file(dymem_command, tmp_path):
+    assert "no such file" in refused(dymem_command("replay", tmp_path / "none.pickle"))
+
+
+def test_folder(dymem_command, tmp_path):
+    assert "folder" in refused(dymem_command("replay", tmp_path))
+
+
+def test_empty_file(dymem_command, tmp_path):
+    assert "empty" in refused(dymem_command("replay", write(tmp_path / "x.pickle", b"")))
+
+
+@pytest.mark.parametrize("pack, suffix", [(bytes, ""), (lzma.compress, ".xz"), (gzip.compress, ".gz")])
+def test_truncated(dymem_command, tmp_path, pack, suffix):
+    data = pack(pickle.dumps(snapshot(steps())))
+    path = tmp_path / f"x.pickle{suffix}"
+    path.write_bytes(data[:len(data) // 2])
+    assert "cut short" in refused(dymem_command("replay", path))
+
+
+def test_truncated_own_trace(dymem_command, tmp_path):
+    from dymem import _core
+    from dymem.trace import load
+
+    _core.trace.write(str(tmp_path / "x"), bytes(load(write(tmp_path / "y.pickle", snapshot(steps())))[0].events))
+    (tmp_path / "x.dymem").write_bytes((tmp_path / "x").read_bytes()[:-7])
+    refused(dymem_command("replay", tmp_path / "x.dymem"))
+
+
+def test_foreign_file(dymem_command, tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(1000))
+    assert "neither a PyTorch snapshot nor a trace of dymem" in refused(dymem_command("replay", path))
+
+
+def test_snapshot_without_history(dymem_command, tmp_path):
+    said = refused(dymem_command("replay", write(tmp_path / "x.pickle", snapshot([], []))))
+    assert "without history" in said and "_record_memory_history" in said
+
+
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_malicious_pickle_touches_nothing(dymem_command, tmp_path):
+    victim = tmp_path / "touched"
+    path = write(tmp_path / "x.pickle.xz", {"device_traces": [[Touch(victim)]]})
+    assert "not plain data" in refused(dymem_command("replay", path))
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--limit", "lots"], ["--limit", "-1"], ["--limit", "0"], ["--limit", "0x"], ["--limit", "x"], ["--limit", "1.5"],
+    ["--lag", "-1"], ["--lag", "nan"], ["--alias", "maybe"], ["--backing", "paper"], ["--grow-ratio", "-1"],
+    ["--audit", "-1"], ["--json", "/nonexistent/folder/x.json"],
+])
+def test_bad_options(dymem_command, trace, arguments):
+    refused(dymem_command("replay", trace, *arguments))
+
+
+def test_bad_options_of_the_parser_itself(dymem_command, trace):
+    for arguments in (["--lag", "soon"], ["--nosuch", "1"]):
+        run = dymem_command("replay", trace, *arguments)
+        assert run.returncode == 2 and run.stdout == "" and arguments[0] in run.stderr

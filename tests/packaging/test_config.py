@@ -1,0 +1,84 @@
+"""dymem.Config, DYMEM_CONF and the C++ parser: one list of keys, and the same values mean the same."""
+
+import pytest
+
+import dymem
+from dymem.config import Config, format_bytes, parse_bytes
+
+
+def test_python_and_cpp_have_the_same_keys():
+    from dymem import _core
+
+    assert Config.keys() == list(_core.abi.valid_keys())
+
+
+def test_defaults_are_the_same():
+    from dymem import _core
+
+    assert _as_cpp(Config()) == _core.abi.parse_config("")
+
+
+def _as_cpp(config):
+    values = {key: getattr(config, key) for key in Config.keys()}
+    return ",".join(f"{key}:{_text(value)}" for key, value in values.items())
+
+
+def _text(value):
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value).removesuffix(".0")
+
+
+@pytest.mark.parametrize("text", [
+    "limit:20GiB", "limit:512MiB", "limit:1.5gib", "limit:123456789", "limit:20GB", "limit:none", "limit:0",
+    "backing:vmm", "backing:Contiguous", "alias:off", "alias:False", "debug:1", "grow_ratio:0.05", "grow_ratio:0",
+    "grow_slack:0", "driver:emulated,emulated_capacity:1GiB,emulated_devices:64", "trace:yes",
+    " limit : 1KiB , alias:no,",
+])
+def test_both_parsers_agree(text):
+    from dymem import _core
+
+    assert _as_cpp(Config.from_conf(text)) == _core.abi.parse_config(text)
+
+
+@pytest.mark.parametrize("text", [
+    "limt:3", "limit", "limit:", "limit:-1", "limit:lots", "limit:1.5", "limit:20 parsecs", "limit:nan", "limit:1e3",
+    "backing:paper", "alias:maybe", "grow_ratio:-0.1", "grow_ratio:1.01", "grow_ratio:nan", "grow_ratio:x",
+    "emulated_devices:0", "emulated_devices:65", "emulated_capacity:0", "driver:", "limit:999999TiB",
+])
+def test_both_parsers_refuse(text):
+    from dymem import _core
+
+    with pytest.raises(dymem.InvalidArgument) as ours:
+        Config.from_conf(text)
+    with pytest.raises(dymem.InvalidArgument):
+        _core.abi.parse_config(text)
+    assert "\n" not in str(ours.value)
+
+
+def test_unknown_key_names_the_valid_ones():
+    with pytest.raises(dymem.ConfigError) as error:
+        Config.from_conf("limt:20GiB")
+    assert "limt" in str(error.value) and all(key in str(error.value) for key in Config.keys())
+
+
+@pytest.mark.parametrize("config", [
+    Config(), Config(limit="20GiB"), Config(alias=False, grow_ratio=0.02), Config(driver="emulated", emulated_devices=2),
+])
+def test_text_form_reads_back(config):
+    assert Config.from_conf(config.to_conf()) == config
+
+
+def test_config_is_frozen():
+    with pytest.raises(AttributeError):
+        Config().limit = 3
+
+
+@pytest.mark.parametrize("n, text", [(0, "0 B"), (512, "512 B"), (1536, "1.50 KiB"), (12 << 20, "12.0 MiB"),
+                                     (3 << 29, "1.50 GiB"), (2 << 40, "2.00 TiB")])
+def test_bytes_for_people(n, text):
+    assert format_bytes(n) == text
+
+
+def test_bytes_are_exact_without_a_unit():
+    assert parse_bytes(str(2**46 - 1)) == 2**46 - 1
