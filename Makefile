@@ -30,7 +30,7 @@ endif
 .DEFAULT_GOAL := help
 
 compare: $(BUILT)
-	$(PYTHON) -m dymem compare $(ARGS)
+	@$(PYTHON) -m dymem compare $(ARGS)
 
 test: $(TESTABLE)
 	$(PYTHON) -m pytest $(ARGS)
@@ -46,23 +46,25 @@ readme: $(BUILT)
 
 .venv/bin/python:
 	@command -v g++ >/dev/null || [ -n "$${CXX:-}" ] || { echo "dymem: no C++ compiler; install g++ 11 or newer." >&2; exit 1; }
-	python3 -m venv .venv || { echo "dymem: python3 has no venv; install python3-venv, or use DYMEM_ENV=here." >&2; exit 1; }
+	@python3 -m venv .venv || { echo "dymem: python3 has no venv; install python3-venv, or use DYMEM_ENV=here." >&2; exit 1; }
 
 # Editable, so that a change in Python needs no make; the objects in build/ make a second run quick.
 .venv/dymem.stamp: $(SOURCES) | .venv/bin/python
-	[ -e .venv/tools.stamp ] || { echo "dymem: installing the build tools into .venv" && \
-	  $(PIP) "setuptools>=64" "pybind11>=2.12" "typer>=0.12" "rich>=13" && touch .venv/tools.stamp; }
-	$(PIP) --verbose --no-build-isolation --no-deps --editable . | { grep -E "^ *dymem:" || true; }
-	touch $@
+	@[ -e .venv/tools.stamp ] || { echo "dymem: installing the build tools into .venv" && \
+	  $(PIP) "setuptools>=70.1" "pybind11>=2.12" "typer>=0.12" "rich>=13" && touch .venv/tools.stamp; }
+	@echo "dymem: building, about a minute the first time"
+	@$(PIP) --no-build-isolation --no-deps --editable .
+	@touch $@
 
 .venv/test$(TORCH).stamp: pyproject.toml | .venv/dymem.stamp
-	$(PIP) pytest pytest-timeout hypothesis
-	$(if $(TORCH),$(PIP) "torch==$(TORCH)" nvidia-cuda-crt)
-	touch $@
+	@echo "dymem: installing what the tests need into .venv"
+	@$(PIP) pytest pytest-timeout hypothesis
+	@$(if $(TORCH),$(PIP) "torch==$(TORCH)" nvidia-cuda-crt)
+	@touch $@
 
 build/in-place.stamp: $(SOURCES)
-	python3 setup.py --quiet build_ext --inplace
-	mkdir -p build && touch $@
+	@python3 setup.py --quiet build_ext --inplace
+	@mkdir -p build && touch $@
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
