@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ALLOCATORS = ("native", "expandable", "async", "dymem")
-NATIVE_CONF = {"native": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+NATIVE_CONF = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 WARM_FROM = 3  # iterations before this one warm caches, clocks and allocators
 
 
@@ -55,9 +55,10 @@ def missing_packages(needs: tuple[str, ...]) -> list[str]:
 
 def prepare_environment(arguments: argparse.Namespace) -> None:
     """What must be set before torch starts CUDA."""
-    if arguments.allocator != "dymem":
-        # Both names: newer versions of torch read the first, older ones the second.
-        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = NATIVE_CONF[arguments.allocator]
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # newer versions of torch read the first
+        os.environ.pop(name, None)
+        if conf := NATIVE_CONF.get(arguments.allocator):
+            os.environ[name] = conf
     if arguments.deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
