@@ -69,7 +69,8 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
 
 BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
-  auto plan = stitcher.plan(size, by, allowed);
+  Bytes up_to = budget(size);
+  auto plan = stitcher.plan(size, by, up_to > space.reserved() ? up_to - space.reserved() : 0, allowed);
   if (!plan) return kNoBlock;
   Stitcher::Spot spot;
   Status s = stitcher.stitch(*plan, &spot);

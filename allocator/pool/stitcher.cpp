@@ -92,7 +92,7 @@ Bytes Stitcher::free_tail(const Region& r, StreamIndex by) const {
   return n;
 }
 
-std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes allowance) const {
+std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance) const {
   struct Candidate {
     GranuleId id;
     Bytes size;
@@ -198,6 +198,12 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes a
   std::sort(tails.begin(), tails.end(), larger);
   for (std::size_t i = 0; i < std::min(kExtensionsTried, tails.size()); i++)
     consider(tails[i].first, kNone, tails[i].second);
+  // Fewer, larger new granules while there is room: they are granules of the main arena like any other.
+  if (best && best->fresh_bytes) {
+    best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room));
+    best->fresh_bytes = 0;
+    for (Bytes n : best->fresh) best->fresh_bytes += n;
+  }
   return best;
 }
 

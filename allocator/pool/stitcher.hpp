@@ -42,8 +42,8 @@ class Stitcher {
     double cost_us = 0;
   };
   // How to see `size` bytes as one piece with the fewest new bytes, then the least driver time.
-  // Nothing if more than `allowance` new bytes would be needed.
-  std::optional<Plan> plan(Bytes size, StreamIndex by, Bytes allowance) const;
+  // `room`: new bytes that may be taken freely (up to the pool's budget). Nothing if more than `allowance` are needed.
+  std::optional<Plan> plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance) const;
   // Creates what is to be created (in the main arena) and maps the region.
   Status stitch(const Plan& plan, Spot* out);
 
