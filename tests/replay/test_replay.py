@@ -1,0 +1,266 @@
+"""Replay on traces small enough to know the answer."""
+
+import signal
+import threading
+
+import pytest
+
+from dymem import _core
+from dymem.errors import InvalidArgument
+
+MIB = 1 << 20
+A, B = 71, 72
+MS = 1000  # microseconds
+
+
+def replay(trace, progress=None, **options):
+    result = _core.replay(trace if isinstance(trace, bytes) else trace.bytes(), options, progress)
+    assert result["audit"] == []
+    return result
+
+
+def test_an_empty_trace(trace):
+    result = replay(trace)
+    assert result["events"] == result["live_peak_bytes"] == result["reserved_peak_bytes"] == 0
+    assert result["overhead"] == 0.0 and result["oom"] is None and result["native_reserved_peak_bytes"] is None
+
+
+def test_peaks_are_rounded_and_exact(trace):
+    trace.alloc(0, 1).alloc(1, 513).alloc(2, MIB)  # 512 + 1024 + MIB
+    trace.at(5).free(1).free(2).alloc(3, 0)        # 512 + 512
+    result = replay(trace)
+    assert result["events"] == 6
+    assert result["live_peak_bytes"] == result["occupied_peak_bytes"] == MIB + 1536
+    assert result["reserved_peak_bytes"] >= MIB + 1536
+    assert result["overhead"] == pytest.approx(result["reserved_peak_bytes"] / (MIB + 1536) - 1)
+    assert result["stats"]["allocated_bytes"]["all"]["peak"] == MIB + 1536
+    assert result["stats"]["allocated_bytes"]["all"]["current"] == 1024
+
+
+def test_occupied_ends_where_the_trace_says(trace):
+    trace.alloc(0, 8 * MIB, A)
+    trace.at(10).free(0, A)
+    trace.at(20).alloc(1, 6 * MIB, A)  # block 0 is still needed: 14 MiB occupied, 8 live
+    trace.at(30).done(0, A)
+    trace.at(40).alloc(2, 8 * MIB, A)
+    result = replay(trace)
+    assert result["live_peak_bytes"] == 14 * MIB  # blocks 1 and 2
+    assert result["occupied_peak_bytes"] == 14 * MIB
+    assert result["stats"]["active_bytes"]["all"]["peak"] == 14 * MIB
+    assert result["stats"]["pending_bytes"]["peak"] == 8 * MIB
+    assert result["reserved_peak_bytes"] <= 24 * MIB, "block 0 is done before block 2 is asked for"
+
+
+def test_pending_memory_is_not_handed_out_before_it_is_done(trace):
+    """At 29 us block 0 is needed still: the second one gets memory of its own."""
+    trace.alloc(0, 16 * MIB, A).at(10).free(0, A).at(29).alloc(1, 16 * MIB, A).at(30).done(0, A)
+    early = replay(trace)
+    assert early["reserved_peak_bytes"] >= 32 * MIB
+    assert early["stats"]["pending_bytes"]["peak"] == 16 * MIB
+
+
+def test_pending_memory_is_reused_once_it_is_done(trace):
+    trace.alloc(0, 16 * MIB, A).at(10).free(0, A).at(30).done(0, A).at(31).alloc(1, 16 * MIB, A)
+    late = replay(trace, limit=16 * MIB)
+    assert late["oom"] is None and late["reserved_peak_bytes"] == 16 * MIB
+    assert late["stats"]["num_sync_all_streams"] == late["stats"]["num_stream_waits"] == 0, "nothing had to be waited for"
+
+
+def test_completions_out_of_order(trace):
+    """Blocks that are done in another order than they were freed: each at its own time."""
+    for block in range(6):
+        trace.alloc(block, 4 * MIB, A)
+    for block in range(6):
+        trace.at(10 + block).free(block, A)
+    for when, block in ((20, 3), (30, 0), (40, 5), (50, 1), (60, 4), (70, 2)):
+        trace.at(when).done(block, A)
+        trace.at(when + 1).alloc(10 + block, 4 * MIB, A)
+    result = replay(trace, limit=24 * MIB)
+    assert result["oom"] is None and result["reserved_peak_bytes"] == 24 * MIB
+    assert result["occupied_peak_bytes"] == 24 * MIB
+    assert result["stats"]["num_sync_all_streams"] == result["stats"]["num_stream_waits"] == 0
+
+
+def test_lag_keeps_other_streams_from_reusing(trace):
+    """Freed on A at 1 ms, asked for by B at 12 ms: with a lag of 2 ms A's memory serves B, with 100 ms it cannot."""
+    trace.alloc(9, 512, B)  # B is known before A frees
+    trace.alloc(0, 64 * MIB, A).at(1 * MS).free(0, A)
+    for step in range(40):  # time for a pool to notice
+        trace.at(1 * MS + step * 100).alloc(100 + step, 512, A).free(100 + step, A)
+    trace.at(12 * MS).alloc(1, 64 * MIB, B)
+    soon, late = replay(trace, lag_ns=2_000_000), replay(trace, lag_ns=100_000_000)
+    assert late["reserved_peak_bytes"] >= 128 * MIB
+    assert soon["reserved_peak_bytes"] < 80 * MIB
+
+
+def test_own_stream_reuses_whatever_the_lag(trace):
+    trace.alloc(0, 64 * MIB, A).free(0, A).alloc(1, 64 * MIB, A)
+    assert replay(trace, lag_ns=10**12)["reserved_peak_bytes"] < 128 * MIB
+
+
+def test_recorded_streams_without_a_completion_are_replayed(trace):
+    """The trace ends before the block is done: record_stream itself says who needs it."""
+    trace.alloc(0, 8 * MIB, A).record(0, B).free(0, A).alloc(1, 8 * MIB, A)
+    result = replay(trace)
+    assert result["stats"]["pending_bytes"]["peak"] == 8 * MIB
+    assert result["reserved_peak_bytes"] >= 16 * MIB
+
+
+def test_recorded_streams_with_a_completion_follow_the_trace(trace):
+    trace.alloc(0, 16 * MIB, A).record(0, B).at(10).free(0, A).at(20).done(0, A).at(21).alloc(1, 16 * MIB, A)
+    result = replay(trace, limit=16 * MIB, lag_ns=10**9)
+    assert result["oom"] is None and result["stats"]["num_sync_all_streams"] == 0
+
+
+def test_native_peak_is_that_of_the_segments(trace):
+    trace.segment(20 * MIB).alloc(0, 5).segment(2 * MIB).segment(-20 * MIB).segment(6 * MIB)
+    assert replay(trace)["native_reserved_peak_bytes"] == 22 * MIB
+
+
+def test_warm_begins_with_the_third_iteration(trace):
+    def iteration(number, extra):
+        trace.at(number * 100).mark(number)
+        for i, size in enumerate((40, 9, 70, 20 + extra)):
+            trace.alloc(number * 10 + i, size * MIB)
+        for i in range(4):
+            trace.free(number * 10 + i)
+
+    for number in range(6):
+        iteration(number, extra=0)
+    steady = replay(trace)
+    assert steady["driver_calls"] > 0 and steady["driver_calls_warm"] == 0
+    assert steady["driver_time_us"] > 0 and steady["driver_time_warm_us"] == 0
+    assert steady["trace_time_warm_us"] == 200  # iterations 3, 4, 5 at 300, 400, 500 us
+    assert replay(trace, warm_from_iteration=0)["driver_calls_warm"] == steady["driver_calls"]
+    assert replay(trace, warm_from_iteration=4)["trace_time_warm_us"] == 100
+    iteration(6, extra=300)
+    assert replay(trace)["driver_calls_warm"] > 0
+
+
+def test_without_marks_warm_is_the_second_half(trace):
+    for i in range(10):
+        trace.at(i * 10).alloc(i, 4096)
+    result = replay(trace)
+    assert result["trace_time_warm_us"] == 40  # events 5 to 9
+    assert result["driver_calls_warm"] == 0
+
+
+def test_running_out_is_told_and_ends_the_replay(trace):
+    trace.alloc(0, 10 * MIB).alloc(1, 10 * MIB).alloc(2, 10 * MIB).free(0).free(1).free(2)
+    result = replay(trace, limit=24 * MIB)
+    oom = result["oom"]
+    assert oom["event"] == 2 and oom["requested_bytes"] == 10 * MIB and oom["limit_bytes"] == 24 * MIB
+    assert oom["live_bytes"] == 20 * MIB and oom["pending_bytes"] == 0
+    assert oom["reserved_bytes"] == result["reserved_peak_bytes"] <= 24 * MIB
+    assert result["live_peak_bytes"] == 30 * MIB, "the trace's own peak is that of the whole trace"
+    assert result["stats"]["num_ooms"] == 1
+    assert replay(trace, limit=32 * MIB)["oom"] is None
+
+
+def test_a_lone_request_beyond_the_limit(trace):
+    trace.alloc(0, 100 * MIB)
+    oom = replay(trace, limit=8 * MIB)["oom"]
+    assert oom["event"] == 0 and oom["live_bytes"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"alias": False}, {"backing": "contiguous"}, {"grow_ratio": 0.0, "grow_slack": 0}])
+def test_every_configuration_serves(trace, options):
+    number = 0
+    for step in range(8):
+        trace.at(step * 100).mark(step)
+        mine = []
+        for i in range(30):
+            trace.alloc(number, (i * 7919 + step * 104729) % (5 * MIB), A if i % 3 else B)
+            mine.append((number, A if i % 3 else B))
+            number += 1
+        for block, stream in mine[::2] + mine[1::2]:
+            trace.free(block, stream)
+    result = replay(trace, audit_every=50, **options)
+    assert result["oom"] is None
+    assert result["reserved_peak_bytes"] >= result["occupied_peak_bytes"] > 0
+    stats = result["stats"]
+    assert stats["allocation"]["all"]["current"] == 0
+    assert stats["allocation"]["all"]["allocated"] == stats["allocation"]["all"]["freed"] == number
+    assert 0 < result["malloc_ns_median"] <= result["malloc_ns_p99"]
+    assert 0 < result["free_ns_median"] <= result["free_ns_p99"]
+
+
+def test_same_trace_same_figures(trace):
+    for i in range(200):
+        trace.at(i).alloc(i, (i * 40503) % (3 * MIB), A)
+        if i % 3:
+            trace.free(i, A)
+    first, second = replay(trace), replay(trace)
+    for key in first:
+        if not key.endswith(("_median", "_p99")):
+            assert first[key] == second[key], key
+
+
+def test_blocks_may_be_numbered_as_they_like(trace):
+    trace.alloc(2**64 - 1, 100).alloc(2**40, 200).free(2**64 - 1).free(2**40)
+    assert replay(trace)["live_peak_bytes"] == 1024
+
+
+DAMAGED = {
+    "the same block twice": (lambda t: t.alloc(4, 5).alloc(4, 5), "event 1 .* second time block 4"),
+    "a free before the allocation": (lambda t: t.free(4), "event 0 .* never allocated block 4"),
+    "a second free": (lambda t: t.alloc(4, 5).free(4).free(4), "event 2 .* second time block 4"),
+    "a completion of a live block": (lambda t: t.alloc(4, 5).done(4), "event 1 .* without a free"),
+    "a stream recorded on a freed block": (lambda t: t.alloc(4, 5).free(4).record(4, A), "event 2 .* already freed"),
+    "an absurd size": (lambda t: t.alloc(4, 2**63), "more than any device"),
+    "an unknown kind": (lambda t: t.events.append((0, 0, 0, 0, 99, 0, 0, -1)), "unknown kind 99"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_traces_are_refused_naming_the_event(trace, name):
+    damage, sentence = DAMAGED[name]
+    damage(trace)
+    with pytest.raises(InvalidArgument, match=sentence):
+        replay(trace)
+
+
+def test_bytes_that_are_no_events():
+    with pytest.raises(InvalidArgument, match="40 bytes each"):
+        replay(b"x" * 41)
+    with pytest.raises(TypeError):
+        _core.replay("text", {})
+
+
+@pytest.mark.parametrize("options, part", [({"lag": 5}, "lag_ns"), ({"lag_ns": -1}, "negative"), ({"backing": "x"}, "contiguous")])
+def test_wrong_options(trace, options, part):
+    with pytest.raises(InvalidArgument, match=part):
+        replay(trace, **options)
+
+
+def test_progress_is_told_and_may_end_it(trace):
+    for i in range(20_000):
+        trace.alloc(i, 512)
+    told = []
+    replay(trace, told.append)
+    assert told == sorted(told) and told[-1] == 20_000 and len(told) > 2
+
+    class Enough(Exception):
+        pass
+
+    def stop(done):
+        raise Enough
+
+    with pytest.raises(Enough):
+        replay(trace, stop)
+
+
+def test_interrupt_ends_a_replay(trace):
+    """Ctrl-C while no Python runs: the replay lets signals in by itself."""
+    for i in range(400_000):
+        trace.events.append((i, i, 512, 0, 0, 0, 0, -1))
+    data = trace.bytes()
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.01, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                replay(data)
+    finally:
+        timer.join()
