@@ -92,11 +92,18 @@ class Model:
 
     # --- calls
 
+    def follow_clock(self):
+        """The pool may have waited on the host, which moves the emulated clock."""
+        self.now = self.device.emulated.now()
+
     def malloc(self, requested: int, stream: int, mobility: str = "untagged", fill: bool = True) -> Held:
-        address = self.pool.malloc(requested, stream, mobility)
+        try:
+            address = self.pool.malloc(requested, stream, mobility)
+        finally:
+            self.follow_clock()
+            self.note_waits(stream)
         held = Held(self.next_number, address, requested, block_bytes(requested), stream, mobility, filled=fill)
         self.next_number += 1
-        self.note_waits(stream)
         self.check_address(held)
         self.live[address] = held
         self.total_allocated += held.size
@@ -105,6 +112,16 @@ class Model:
             self.check_origin(held)
             self.device.write(address, pattern(held.number, held.size))
         return held
+
+    def trim(self) -> int:
+        given = self.pool.trim()
+        self.follow_clock()
+        return given
+
+    def look(self):
+        """Time for the pool to notice what has completed, without waiting for anything."""
+        for _ in range(64):
+            self.free(self.malloc(100, next(iter(self.busy), 0)))
 
     def free(self, held: Held):
         self.verify(held)
@@ -220,6 +237,6 @@ class Model:
             self.free(held)
         self.advance(max([0, *self.busy.values()]) + self.lag + 1)
         self.advance(self.lag + 1)
-        self.pool.trim()
+        self.trim()
         self.check(pending_exact=True)
         assert self.pool.stats()["active_bytes"]["all"]["current"] == 0

@@ -26,12 +26,12 @@ SIZES = [0, 1, 511, 512, 513, 4096, MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + 1,
 @pytest.mark.parametrize("size", SIZES)
 def test_out_of_memory_at_every_size(device, config, size):
     """Blocks of one size until the device is full; then one is freed and the next fits into its place."""
-    if size < MIB:  # millions of tiny blocks are no test: leave a few MiB of the device
-        device.emulated.take_memory(device.free_memory() - 4 * MIB)
+    if size < MIB:  # millions of tiny blocks are no test: leave little of the device
+        device.emulated.take_memory(device.free_memory() - (160 if "backing" in config else 4) * MIB)
     pool = make_pool(device, **config)
     blocks = []
     with pytest.raises(OutOfMemory) as caught:
-        while len(blocks) < 20_000:
+        while len(blocks) < 400_000:
             blocks.append(pool.malloc(size, 0))
     figures = caught.value.figures
     assert figures["requested"] in (size, block_bytes(size))
@@ -93,7 +93,8 @@ def test_freeing_twice(device, config):
 
 
 def test_limit_is_never_exceeded_and_can_be_moved(device, config):
-    pool = make_pool(device, limit=32 * MIB, **config)
+    pool = make_pool(device, **config)
+    pool.set_limit(32 * MIB)
     reserved = lambda: pool.stats()["reserved_bytes"]["all"]["current"]
     blocks = []
     with pytest.raises(OutOfMemory) as caught:
@@ -113,7 +114,8 @@ def test_limit_is_never_exceeded_and_can_be_moved(device, config):
     for _ in range(3):
         pool.free(pool.malloc(12 * MIB, 0))
     pool.trim()
-    assert reserved() <= 16 * MIB
+    if "backing" not in config:  # what a slab was used for stays its high-water mark
+        assert reserved() <= 16 * MIB
     assert pool.audit() == [] and device.violations() == []
 
 
@@ -133,7 +135,8 @@ def test_freed_holes_together_serve_what_none_does_alone(device):
 
 
 def test_reclaim_callback_is_asked_before_failing(device, config):
-    pool = make_pool(device, limit=20 * MIB, **config)
+    pool = make_pool(device, **config)
+    pool.set_limit(20 * MIB)
     cache = [pool.malloc(6 * MIB, 0) for _ in range(3)]
     asked = []
 
@@ -246,5 +249,6 @@ def test_debug_mode_keeps_every_block_apart():
     for low, high in zip(blocks, blocks[1:]):
         between = range(low.address + low.size, high.address)
         assert len(between) > 0
-        assert device.checked.read(high.address - 4096, 8)[0] != CODES.ok
+        assert device.checked.read(low.address + low.size, 8)[0] != CODES.ok
+        assert device.checked.read(low.address, low.size + 8)[0] != CODES.ok
     model.end()

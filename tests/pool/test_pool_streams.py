@@ -12,7 +12,7 @@ A, B, C = 11, 12, 13
 
 @pytest.fixture(params=[{}, {"alias": False}, {"backing": "contiguous"}], ids=["vmm", "remap", "contiguous"])
 def setting(request):
-    """Full but for one block: the limit leaves nothing to grow into, so reuse shows."""
+    """The backing is a matter of where memory comes from; the rules are the same."""
     device = Device(capacity=1 << 30)
     pool = make_pool(device, **request.param)
     return device, pool, Model(device, pool)
@@ -44,7 +44,7 @@ def test_another_stream_waits_for_the_work(setting):
     early = model.malloc(24 * MIB, B)  # check_origin would notice A's bytes
     model.free(early)
     model.advance(5000)
-    pool.trim()
+    model.trim()
     model.check(pending_exact=True)
     model.end()
 
@@ -76,10 +76,10 @@ def test_recorded_stream_keeps_the_block_pending(setting):
     other = model.malloc(6 * MIB, A)  # not even its own stream may have it
     model.check()
     model.advance(999)
-    pool.trim()
+    model.look()
     assert pending(pool) == 6 * MIB
     model.advance(1)
-    pool.trim()
+    model.look()
     assert pending(pool) == 0
     model.free(other)
     model.end()
@@ -105,10 +105,10 @@ def test_every_recorded_stream_counts(setting):
         model.record_stream(block, stream)
     model.free(block)
     model.advance(200)
-    pool.trim()
+    model.look()
     assert pending(pool) == 6 * MIB
     model.advance(300)
-    pool.trim()
+    model.look()
     assert pending(pool) == 0
     model.end()
 
@@ -121,7 +121,7 @@ def test_work_enqueued_after_the_free_is_not_waited_for(setting):
     model.free(block)
     model.enqueue(B, 1_000_000)
     model.advance(100)
-    pool.trim()
+    model.look()
     assert pending(pool) == 0
     model.end()
 
@@ -189,10 +189,22 @@ def test_late_completion_in_any_order(setting):
         block = model.malloc(3 * MIB, A)
         model.check()
         model.free(block)
-    pool.trim()
+    model.trim()
     model.check(pending_exact=True)
     assert pending(pool) == 0
     model.end()
+
+
+def test_trim_waits_for_pending_blocks(setting):
+    """As empty_cache does: what can be given back once the work is done is given back now."""
+    device, pool, model = setting
+    block = model.malloc(6 * MIB, A)
+    model.enqueue(B, 1000)
+    model.record_stream(block, B)
+    model.free(block)
+    model.trim()
+    assert pending(pool) == 0 and model.now >= 1000
+    model.check(pending_exact=True)
 
 
 def test_no_driver_calls_while_a_graph_is_captured(setting):
