@@ -4,9 +4,10 @@
 //       driver creates no context. It is current during a call: pushed only if the calling thread has another or none.
 //   K2  Handles and events are ids of our own (slot_table.hpp): a stale one is refused before CUDA, which would crash.
 //   K3  Events record no time and are pooled: a destroyed one is handed out again, counting as never recorded.
-//   K4  Nothing here waits for the device but event_synchronize(), read() and write(). No lock of ours is held while
-//       CUDA is called, save for the first call's retaining.
-// What CUDA leaves unchecked and the contract forbids (see D1..D5) is for the checked decorator to find.
+//   K4  Nothing here waits for the device but event_synchronize(), slab_free(), read() and write(). No lock of ours is
+//       held while CUDA is called, save for the first call's retaining.
+// CUDA does not refuse all that the contract forbids: a mapping may run over the end of its reservation (which then
+// cannot be released), and unmapping a range takes what is mapped in it, gaps or not. The checked decorator finds both.
 // Times in counters() are of the host's steady clock. The mutex guards the tables; counters are atomics.
 #include <atomic>
 #include <chrono>

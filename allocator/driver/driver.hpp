@@ -4,12 +4,12 @@
 //   D1  A handle is one physical allocation (a granule). It is mapped whole, at offset 0, or not at all; it may be
 //       mapped at several addresses at once (aliases), and bytes written through one are read through the others by
 //       work that is ordered after the write.
-//   D2  map() gives no access; set_access() over one or several adjacent whole mappings does.
-//   D3  unmap() takes one or several adjacent whole mappings; never a part of one.
+//   D2  map() gives no access; set_access() over one or several adjacent whole mappings of one reservation does.
+//   D3  unmap() takes one or several adjacent whole mappings of one reservation; never a part of one.
 //   D4  destroy() drops our reference; the bytes go back to the device when the last mapping is gone too.
 //   D5  reserve() gives addresses only. release_addresses() takes exactly what reserve() gave, with nothing mapped in it.
-//   D6  No call waits for running work, except event_synchronize(). unmap() does not wait either: the caller must know
-//       that no running work still uses the pages.
+//   D6  No call waits for running work, except event_synchronize(), and slab_free() on a card. unmap() does not wait
+//       either: the caller must know that no running work still uses the pages.
 //   D7  An event completes when all work enqueued on its stream before record() is done.
 //   D8  A failed call changes nothing; exhaustion is Status::out_of_memory, never an exception.
 // Costs on a real card are in docs/decisions/0001; charged by the emulation (cost_model.hpp).

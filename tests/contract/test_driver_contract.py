@@ -116,7 +116,8 @@ def test_refuses_mapping_over_a_mapping(rig):
 
 def test_refuses_what_was_not_reserved(rig):
     base, handle = rig.ok_reserve(2), rig.ok_create(2)
-    rig.refuses(rig.map(base + rig.unit, 2 * rig.unit, handle))  # leaves its reservation
+    if rig.kind != "cuda":  # CUDA lets a mapping run over the end, and then refuses to release the reservation
+        rig.refuses(rig.map(base + rig.unit, 2 * rig.unit, handle))
     rig.ok_release(base)
     rig.refuses(rig.map(base, 2 * rig.unit, handle))
 
@@ -169,6 +170,17 @@ def test_one_set_access_over_several_mappings(rig):
     rig.refuses(rig.set_access(base, 4 * rig.unit))  # the last unit has nothing mapped
 
 
+def test_a_granule_may_lie_beside_itself(rig):
+    base, handle = rig.ok_reserve(6), rig.ok_create(2)
+    for i in range(3):
+        rig.ok_map(base + 2 * i * rig.unit, handle, 2, access=False)
+    assert rig.set_access(base, 6 * rig.unit) == Code.ok
+    rig.ok_write(base + 4 * rig.unit - 8, pattern(8, 1))
+    rig.ok_read(base + 2 * rig.unit - 8, pattern(8, 1))
+    rig.ok_read(base + 6 * rig.unit - 8, pattern(8, 1))
+    rig.ok_unmap(base, 6)
+
+
 def test_refuses_access_where_nothing_is_mapped(rig):
     base = rig.ok_reserve(2)
     rig.refuses(rig.set_access(base, rig.unit))
@@ -216,8 +228,9 @@ def test_refuses_unmapping_a_gap(rig):
     rig.ok_map(base, rig.ok_create())
     rig.ok_map(base + 2 * rig.unit, rig.ok_create())
     rig.ok_write(base, pattern(16, 2))
-    rig.refuses(rig.unmap(base, 3 * rig.unit))
-    rig.refuses(rig.unmap(base + rig.unit, rig.unit))
+    if rig.kind != "cuda":  # CUDA unmaps what there is in the range, be it nothing
+        rig.refuses(rig.unmap(base, 3 * rig.unit))
+        rig.refuses(rig.unmap(base + rig.unit, rig.unit))
     rig.ok_read(base, pattern(16, 2))  # a refused call left both in place
     rig.ok_unmap(base)
     rig.ok_unmap(base + 2 * rig.unit)
@@ -364,7 +377,7 @@ def test_no_capture_is_under_way(rig):
 
 def test_exhaustion_is_a_code_and_passes(rig):
     before = rig.memory()
-    code, handle = rig.create(before[1] + rig.unit)
+    code, handle = rig.create((before[1] // rig.unit + 1) * rig.unit)
     assert (code, handle) == (Code.out_of_memory, 0)
     assert rig.emulated is None or rig.memory() == before
     rig.ok_create()
