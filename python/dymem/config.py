@@ -99,7 +99,7 @@ class Config:
     backing: str = _key("auto", _one_of("auto", "vmm", "contiguous"), "Where memory is from: auto, vmm or contiguous.")
     alias: bool = _key(True, _switch, "Stitch idle granules by mapping them a second time; off: unmap, then map again.")
     debug: bool = _key(False, _switch, "One mapping per block, with guard pages, for compute-sanitizer.")
-    grow_ratio: float = _key(0.01, _ratio, "Grow to (1 + this) x the peak of occupied bytes before stitching.")
+    grow_ratio: float = _key(0.0125, _ratio, "Grow to (1 + this) x the peak of occupied bytes before stitching.")
     grow_slack: int = _key(8 << 20, parse_bytes, "Bytes to grow beyond that.")
     driver: str = _key("cuda", _one_of("cuda", "emulated"), "The machine to run on: cuda, or emulated (for tests).")
     emulated_capacity: int = _key(8 << 30, _capacity, "Bytes that each emulated device has.")

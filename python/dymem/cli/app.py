@@ -48,25 +48,26 @@ def _replay(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
                       "(.pickle, also .xz or .gz) or dymem's own traces.")],
     limit: Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="What dymem may hold: "
-                     "20GiB, 512MiB, bytes, or 1.02x = times the trace's own occupied peak. No limit unless given.")] = None,
-    lag: Annotated[float, typer.Option(metavar="MS", help="When work on one stream counts as done for another: so long "
-                   "after the trace says that the free completed, since a snapshot does not tell.")] = 10.0,
+                     "20GiB, 512MiB, bytes, or 1.02x = times the trace's own occupied peak. None unless given.")] = None,
+    lag: Annotated[float, typer.Option(metavar="MS", help="When work on one stream counts as done for another: so "
+                   "long after the trace says that the free completed, since a snapshot does not tell.")] = 10.0,
     json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                     help="Write every figure there.")] = None,
-    alias: Annotated[str, typer.Option(metavar="on|off", help="Map idle granules a second time (on), or give "
-                     "them back and map them again (off).")] = "on",
-    backing: Annotated[str, typer.Option(metavar="auto|vmm|contiguous", help="Granules, or one slab.")] = "auto",
-    grow_ratio: Annotated[float, typer.Option("--grow-ratio", metavar="R", help="Grow to (1 + R) x the peak of occupied "
-                          "bytes before stitching.")] = 0.01,
-    grow_slack: Annotated[str, typer.Option("--grow-slack", metavar="BYTES",
-                          help="Bytes to grow beyond that.")] = "8MiB",
+    alias: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Map idle granules a second time (on), or give "
+                     "them back and map them again (off).")] = None,
+    backing: Annotated[Optional[str], typer.Option(metavar="auto|vmm|contiguous", show_default=False,
+                       help="Granules, or one slab.")] = None,
+    grow_ratio: Annotated[Optional[float], typer.Option("--grow-ratio", metavar="R", show_default=False,
+                          help="Grow to (1 + R) x the peak of occupied bytes before stitching.")] = None,
+    grow_slack: Annotated[Optional[str], typer.Option("--grow-slack", metavar="BYTES", show_default=False,
+                          help="Bytes to grow beyond that.")] = None,
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
+    given = {"alias": alias, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit,
-                                 config={"alias": alias, "backing": backing, "grow_ratio": grow_ratio,
-                                         "grow_slack": grow_slack}))
+                                 config={key: value for key, value in given.items() if value is not None}))
 
 
 @app.command("compare", epilog="With a GPU the bundled workloads are trained; without one, the bundled recordings are "
