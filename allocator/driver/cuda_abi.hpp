@@ -1,7 +1,7 @@
 // The little of the CUDA driver's binary interface that dymem uses, declared here so that building needs no toolkit.
 //
 //   Values and layouts are those of CUDA 11.2 and later and are part of the driver's stable ABI; function names carry
-//   their version (…_v2) in cuda_table.cpp. tests/contract/cuda_abi_check.cpp holds all of it against <cuda.h> wherever
+//   their version (_v2) in cuda_table.hpp. tests/contract/cuda_abi_check.cpp holds all of it against <cuda.h> where
 //   one is installed.
 #pragma once
 #include <cstddef>

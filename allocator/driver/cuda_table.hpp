@@ -1,4 +1,4 @@
-// The driver's functions, looked up in libcuda.so.1 at run time: dymem links to no CUDA library and imports without one.
+// The driver's functions, looked up in libcuda.so.1 at run time: dymem links to no CUDA library and loads without one.
 //
 //   Names are exact, version suffix included, so that a newer driver still gives the interface declared here. The
 //   legacy default stream's variants are meant (no _ptsz): stream 0 is the legacy stream, as in PyTorch.

@@ -7,7 +7,8 @@
 //   D2  map() gives no access; set_access() over one or several adjacent whole mappings of one reservation does.
 //   D3  unmap() takes one or several adjacent whole mappings of one reservation; never a part of one.
 //   D4  destroy() drops our reference; the bytes go back to the device when the last mapping is gone too.
-//   D5  reserve() gives addresses only. release_addresses() takes exactly what reserve() gave, with nothing mapped in it.
+//   D5  reserve() gives addresses only. release_addresses() takes exactly what reserve() gave, with nothing mapped in
+//       it. A mapping lies in one reservation.
 //   D6  No call waits for running work, except event_synchronize(), and slab_free() on a card. unmap() does not wait
 //       either: the caller must know that no running work still uses the pages.
 //   D7  An event completes when all work enqueued on its stream before record() is done.

@@ -290,7 +290,7 @@ class Emulated final : public EmulatedDriver {
     streams_.advance_to(t);
   }
   void set_lag(Nanos lag) override {
-    if (lag < 0) throw InvalidArgument("set_lag: a lag is not negative: give the nanoseconds that work takes to finish");
+    if (lag < 0) throw InvalidArgument("set_lag: a lag is not negative; give the nanoseconds that work takes to end");
     const Lock lock(mutex_);
     streams_.set_lag(lag);
   }

@@ -49,7 +49,8 @@ class Ledger {
   // The views of a run, by address. `visit(Addr, View&)`.
   template <class Visit>
   void for_run(Addr at, Bytes size, Visit visit) {
-    for (auto it = views_.lower_bound(at); it != views_.end() && it->first - at < size; ++it) visit(it->first, it->second);
+    for (auto it = views_.lower_bound(at); it != views_.end() && it->first - at < size; ++it)
+      visit(it->first, it->second);
   }
   // Forgets the run's views; `last(Handle)` for every granule whose bytes thereby went back.
   template <class Last>

@@ -1,7 +1,8 @@
 """One rig for every driver: the contract suite runs unchanged over the emulation, its decorators and the real card.
 
-A rig is a driver with what a test needs to know of it (does it keep bytes, what is emulated underneath), calls that must
-go well (`ok_…`), and a teardown that gives back what the test left, then asks the device whether all of it came back.
+A rig is a driver with what a test needs to know of it (does it keep bytes, what is emulated underneath), calls that
+must go well (`ok_…`), and a teardown that gives back what the test left, then asks the device whether all of it came
+back.
 """
 
 import functools

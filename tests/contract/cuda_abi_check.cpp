@@ -64,7 +64,8 @@ constexpr bool same_text(const char* a, const char* b) {
 #define NAME_OF(function) NAME_TEXT(function)
 #define NAME_TEXT(function) #function
 #define SHAPE(member, function)                                                                                 \
-  static_assert(same_shape(decltype(dymem::CudaTable::member){}, static_cast<decltype(&function)>(nullptr)), #function); \
+  static_assert(same_shape(decltype(dymem::CudaTable::member){}, static_cast<decltype(&function)>(nullptr)),    \
+                #function);                                                                                     \
   static_assert(same_text(symbol_of_##member, NAME_OF(function)), #function)
 
 #define SYMBOL(member, symbol, parameters) constexpr const char* symbol_of_##member = symbol;

@@ -1,4 +1,4 @@
-"""The driver interface that dymem declares for itself, against <cuda.h> where one is installed; and life without CUDA."""
+"""The driver interface that dymem declares for itself, against <cuda.h> where there is one; and life without CUDA."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""What only a card shows of the CUDA driver: nothing waits for running work, captures are noticed, contexts are left alone.
+"""What only a card shows of the CUDA driver: nothing waits for work, captures are noticed, contexts are left alone.
 
 Streams, host functions and captures come from the driver API through ctypes, so that no framework is needed. A stream
 is kept busy by a host function that waits for us: exact, where a kernel would be a guess.
@@ -201,7 +201,8 @@ def test_counting_and_making_create_no_context(python):
         driver = drivers.make_cuda(0)
         assert driver.has_vmm and driver.granularity == 2 << 20
         active, flags = ctypes.c_int(-1), ctypes.c_uint()
-        state = lambda: ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+        cuda = ctypes.CDLL("libcuda.so.1")
+        state = lambda: cuda.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
         assert state() == 0 and active.value == 0, active
         driver.memory()
         assert state() == 0 and active.value == 1, active
