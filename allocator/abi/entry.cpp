@@ -59,7 +59,7 @@ void free_quietly(Addr address) noexcept {
 void set_memory_fraction(int device, Pool& pool, double fraction) {
   if (!(fraction >= 0.0 && fraction <= 1.0))
     throw InvalidArgument("dymem: the memory fraction must be from 0 to 1, not " + std::to_string(fraction) + ".");
-  const Bytes configured = pool.config().limit;
+  const Bytes configured = process_config().pool.limit;
   const Bytes total = pool.driver().memory().total;
   // A limit of 0 means none: a fraction of 0 becomes the smallest limit there is.
   const Bytes share = std::max<Bytes>(1, static_cast<Bytes>(fraction * static_cast<double>(total)));

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <optional>
 
 #include "abi/peer_driver.hpp"
 #include "driver/emulated.hpp"
@@ -24,7 +23,7 @@ namespace {
 
 struct State {
   std::mutex mutex;
-  std::optional<ProcessConfig> config;
+  std::atomic<const ProcessConfig*> config{nullptr};  // set once, under the mutex; read without
   int pools_made = 0;
   std::unique_ptr<Driver> drivers[kDevicesMax];
   std::unique_ptr<TraceRecorder> recorders[kDevicesMax];
@@ -47,11 +46,11 @@ void after_fork_in_child() {
 }
 
 const ProcessConfig& config_locked(State& s) {
-  if (!s.config) {
+  if (!s.config.load()) {
     const char* text = std::getenv("DYMEM_CONF");
-    s.config = parse_config(text ? text : "");
+    s.config.store(new ProcessConfig(parse_config(text ? text : "")));
   }
-  return *s.config;
+  return *s.config.load();
 }
 
 std::unique_ptr<Driver> make_driver(const ProcessConfig& config, int device) {
@@ -69,20 +68,23 @@ std::unique_ptr<Driver> make_driver(const ProcessConfig& config, int device) {
 void configure(const ProcessConfig& config) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  if (s.config && config_to_string(*s.config) == config_to_string(config)) return;
+  const ProcessConfig* const set = s.config.load();
+  if (set && config_to_string(*set) == config_to_string(config)) return;
   if (s.pools_made > 0)
     throw InvalidArgument("dymem: the configuration cannot change once memory was allocated; it is " +
-                          config_to_string(*s.config) + ".");
-  if (s.config)
-    throw InvalidArgument("dymem: this process is already configured with " + config_to_string(*s.config) +
+                          config_to_string(*set) + ".");
+  if (set)
+    throw InvalidArgument("dymem: this process is already configured with " + config_to_string(*set) +
                           "; configure it once, before the first use.");
-  s.config = config;
+  s.config.store(new ProcessConfig(config));
 }
 
+// Also called from the hooks of on_pool_made(), under the mutex: by then the configuration is set.
 const ProcessConfig& process_config() {
   State& s = state();
+  if (const ProcessConfig* set = s.config.load()) return *set;
   std::lock_guard lock(s.mutex);
-  return config_locked(s);  // once set it does not change: the reference stays good
+  return config_locked(s);
 }
 
 int device_count() {

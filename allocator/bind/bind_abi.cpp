@@ -3,6 +3,8 @@
 #include "abi/entry.hpp"
 #include "abi/registry.hpp"
 #include "bind/bind.hpp"
+#include "bind/convert.hpp"
+#include "driver/emulated.hpp"
 #include "trace/recorder.hpp"
 
 #include <pybind11/stl.h>
@@ -12,47 +14,32 @@ namespace py = pybind11;
 namespace dymem {
 namespace {
 
-void put(py::dict& out, const std::string& name, const Stat& stat) {
-  out[py::str(name + ".current")] = stat.current;
-  out[py::str(name + ".peak")] = stat.peak;
-  out[py::str(name + ".allocated")] = stat.allocated;
-  out[py::str(name + ".freed")] = stat.freed;
+// {"active": {"all": {"current": 1}}} -> {"active.all.current": 1}: the form of torch.cuda.memory_stats().
+void flatten(const py::dict& from, const std::string& prefix, py::dict& to) {
+  for (const auto& [key, value] : from) {
+    std::string name = key.cast<std::string>();
+    if (name == "small" || name == "large") name += "_pool";  // as PyTorch calls them
+    name = prefix.empty() ? name : prefix + "." + name;
+    if (py::isinstance<py::dict>(value)) flatten(py::reinterpret_borrow<py::dict>(value), name, to);
+    else to[py::str(name)] = value;
+  }
 }
 
-void put(py::dict& out, const std::string& name, const StatArray& stats) {
-  put(out, name + ".all", stats[kAll]);
-  put(out, name + ".small_pool", stats[kSmall]);
-  put(out, name + ".large_pool", stats[kLarge]);
+py::dict flat_stats(int device) {
+  Pool* made = pool_if_made(device);
+  py::dict flat;
+  flatten(stats_dict(made ? made->stats() : PoolStats{}), "", flat);
+  return flat;
 }
 
-// The names are those of torch.cuda.memory_stats(); dymem's own come after.
-py::dict stats_dict(const PoolStats& s) {
-  py::dict out;
-  put(out, "allocation", s.allocation);
-  put(out, "segment", s.segment);
-  put(out, "active", s.active);
-  put(out, "inactive_split", s.inactive_split);
-  put(out, "allocated_bytes", s.allocated_bytes);
-  put(out, "reserved_bytes", s.reserved_bytes);
-  put(out, "active_bytes", s.active_bytes);
-  put(out, "inactive_split_bytes", s.inactive_split_bytes);
-  put(out, "requested_bytes", s.requested_bytes);
-  out["num_alloc_retries"] = s.num_alloc_retries;
-  out["num_ooms"] = s.num_ooms;
-  out["num_sync_all_streams"] = s.num_sync_all_streams;
-  out["num_device_alloc"] = s.num_device_alloc;
-  out["num_device_free"] = s.num_device_free;
-  out["max_split_size"] = s.max_split_size;
-  put(out, "pending_bytes", s.pending_bytes);
-  out["num_stitches"] = s.num_stitches;
-  out["num_stitch_reuses"] = s.num_stitch_reuses;
-  out["num_sticky_hits"] = s.num_sticky_hits;
-  out["num_stream_waits"] = s.num_stream_waits;
-  out["views"] = s.views;
-  out["views_max"] = s.views_max;
-  out["va_bytes"] = s.va_bytes;
-  out["va_bytes_max"] = s.va_bytes_max;
-  return out;
+// The driver under a device's pool, with the emulation's own controls if it is one.
+py::object driver_of(int device) {
+  Pool* made = pool_if_made(device);
+  if (!made) return py::none();
+  Driver* driver = &made->driver();
+  if (auto* emulated = dynamic_cast<EmulatedDriver*>(driver))
+    return py::cast(emulated, py::return_value_policy::reference);
+  return py::cast(driver, py::return_value_policy::reference);
 }
 
 }  // namespace
@@ -70,14 +57,11 @@ void bind_abi(py::module_ m) {
   m.def("forked", &forked);
   m.def("made", [](int device) { return pool_if_made(device) != nullptr; }, py::arg("device") = 0,
         "Whether the pool of a device exists; asking makes none.");
-  m.def("stats",
-        [](int device) {
-          Pool* made = pool_if_made(device);
-          return stats_dict(made ? made->stats() : PoolStats{});
-        },
-        py::arg("device") = 0, "PyTorch's names and dymem's own; zeros if the pool was not made.");
+  m.def("stats", &flat_stats, py::arg("device") = 0,
+        "The names of torch.cuda.memory_stats() and dymem's own; zeros if the pool was not made.");
   m.def("pool", &pool, py::arg("device") = 0, py::return_value_policy::reference,
         py::call_guard<py::gil_scoped_release>(), "The pool of a device, made at first use.");
+  m.def("driver", &driver_of, py::arg("device") = 0, "The driver under a device's pool; None if it was not made.");
   m.def("trim", &trim_all, py::call_guard<py::gil_scoped_release>(), "Give idle granules back; returns bytes.");
   m.def("set_memory_fraction",
         [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); }, py::arg("device"), py::arg("fraction"),

@@ -101,6 +101,14 @@ PYBIND11_MODULE(_torch, m) {
   m.def("init", [] { native::init(1); }, "What PyTorch calls when it initialises CUDA.");
   m.def("enable", [](bool value) { native::enable(value); });
   m.def("set_free_callback", &set_free_callback, "Runs when memory is short, as extensions of PyTorch can register.");
+  m.def("attach_out_of_memory_observer", [](py::function function) {
+    // As torch._C._cuda_attach_out_of_memory_observer does, which asks for a GPU first.
+    auto* const kept = new py::function(std::move(function));
+    native::attachOutOfMemoryObserver([kept](std::int64_t device, size_t asked, size_t total, size_t free) {
+      py::gil_scoped_acquire gil;
+      (*kept)(device, asked, total, free);
+    });
+  });
   m.def("accelerator_allocator_is_ours",
         [] { return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()); });
   m.def("cuda_allocator_is_ours", [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
@@ -110,6 +118,7 @@ PYBIND11_MODULE(_torch, m) {
     const c10::MempoolId_t id{0, 1};
     if (name == "snapshot") a->snapshot();
     else if (name == "recordHistory") a->recordHistory(true, nullptr, 1, native::RecordContext::STATE, false, {});
+    else if (name == "recordHistory(off)") a->recordHistory(false, nullptr, 1, native::RecordContext::NEVER, true, {});
     else if (name == "setUserMetadata") a->setUserMetadata("x");
     else if (name == "attachAllocatorTraceTracker") a->attachAllocatorTraceTracker([](const auto&) {});
     else if (name == "shareIpcHandle") a->shareIpcHandle(nullptr);

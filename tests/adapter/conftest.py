@@ -1,0 +1,86 @@
+"""The adapter is tested through PyTorch itself, over the emulated driver.
+
+install() is once per process, so each test runs a script in a process of its own (forked from one that has imported
+torch and nothing else). All share one built adapter: the first build of the session is made by four processes at
+once, as the ranks of a job would.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+PRELUDE = """
+import gc, os, sys
+import torch, dymem
+from dymem import _core
+
+MiB = 1 << 20
+
+def raises(kind, call, *words):
+    try:
+        call()
+    except kind as error:
+        text = str(error)
+        assert text.count("\\n") == 0, f"more than one line: {text}"
+        for word in words:
+            assert word in text, f"{word!r} is not in: {text}"
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+"""
+INSTALL = """
+dymem.install({conf})
+from dymem import _torch
+"""
+
+
+def environment(cache: Path, **more: str) -> dict:
+    clean = {key: value for key, value in os.environ.items()
+             if not key.startswith(("DYMEM_", "PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC"))}
+    return {**clean, "DYMEM_CACHE": str(cache), **more}
+
+
+@pytest.fixture(scope="session")
+def first_build(tmp_path_factory):
+    """The cache with the built adapter, and what four processes said that all wanted it first."""
+    cache = tmp_path_factory.mktemp("cache")
+    script = "import dymem; dymem.install(driver='emulated'); import torch; print(torch.cuda.get_allocator_backend())"
+    jobs = [subprocess.Popen([sys.executable, "-c", script], env=environment(cache), stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    results = []
+    for job in jobs:
+        out, err = job.communicate(timeout=600)
+        results.append(SimpleNamespace(returncode=job.returncode, out=out, err=err))
+    return SimpleNamespace(cache=cache, results=results)
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """A process with torch in it; see zygote.py."""
+    process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "zygote.py")], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True, env=environment(Path("/nonexistent")))
+    yield process
+    process.stdin.close()
+    process.wait(timeout=60)
+
+
+@pytest.fixture
+def script(first_build, zygote, tmp_path):
+    """Runs code in a Python of its own that has installed dymem (conf=None: has not) and returns what it printed."""
+
+    def run(code: str, conf: str | None = "driver='emulated', emulated_capacity='64MiB'", cache=None, **env: str):
+        text = PRELUDE + (INSTALL.format(conf=conf) if conf is not None else "") + textwrap.dedent(code)
+        out, err = tmp_path / "out", tmp_path / "err"
+        request = {"code": text, "env": environment(cache or first_build.cache, **env), "out": str(out), "err": str(err)}
+        zygote.stdin.write(json.dumps(request) + "\n")
+        zygote.stdin.flush()
+        status = int(zygote.stdout.readline())
+        assert status == 0, f"exit status {status}\n{out.read_text()}\n{err.read_text()}"
+        return SimpleNamespace(out=out.read_text(), err=err.read_text())
+
+    return run

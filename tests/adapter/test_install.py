@@ -1,0 +1,231 @@
+"""install(): once, early, without touching CUDA, and one clear sentence for all that can go wrong."""
+
+import json
+import shutil
+import stat
+
+import pytest
+
+pytestmark = pytest.mark.torch
+EMULATED = "driver='emulated', emulated_capacity='64MiB'"
+
+
+def test_four_processes_at_once_build_once(first_build):
+    assert [r.returncode for r in first_build.results] == [0] * 4, [r.err for r in first_build.results]
+    assert [r.out.strip() for r in first_build.results] == ["dymem"] * 4
+    lines = [line for r in first_build.results for line in r.err.splitlines() if line.startswith("dymem: building its adapter")]
+    assert len(lines) == 1
+    folders = list((first_build.cache / "adapter").iterdir())
+    assert len(folders) == 1 and sorted(p.name for p in folders[0].iterdir()) == ["_torch.so", "build.log", "built.json", "lock"]
+
+
+def test_it_is_pytorchs_allocator_and_nothing_was_touched(script):
+    script("""
+        assert torch.cuda.get_allocator_backend() == "dymem"
+        assert _torch.cuda_allocator_is_ours() and _torch.accelerator_allocator_is_ours()
+        assert not torch.cuda.is_initialized()
+        assert not _core.abi.made(0)
+        assert not any(value for key, value in dymem.memory_stats().items())
+    """)
+
+
+def test_again_with_the_same_configuration_does_nothing_with_another_raises(script):
+    script("""
+        dymem.install(dymem.Config(driver="emulated", emulated_capacity=64 * MiB))
+        dymem.install("driver:emulated,emulated_capacity:64MiB")
+        raises(dymem.InstallError, lambda: dymem.install(driver="emulated", limit="1GiB"), "already", "limit:1073741824")
+        assert torch.cuda.get_allocator_backend() == "dymem"
+    """)
+
+
+def test_configuration_comes_from_the_environment_and_keys_go_on_top(script):
+    script("""
+        dymem.install(limit="32MiB")
+        assert "limit:33554432" in _core.abi.process_config()
+        assert "emulated_devices:3" in _core.abi.process_config()
+        assert _core.abi.device_count() == 3
+    """, conf=None, DYMEM_CONF="driver:emulated,emulated_devices:3,limit:16MiB")
+
+
+def test_unknown_keys_and_bad_values_name_what_is_valid(script):
+    script("""
+        for call in (lambda: dymem.install(limitt="1GiB"), lambda: dymem.install("limitt:1GiB"),
+                     lambda: _core.abi.configure("limitt:1GiB")):
+            raises(dymem.InvalidArgument, call, "limitt", ", ".join(dymem.Config.keys()))
+        raises(dymem.ConfigError, lambda: dymem.install(limit="a lot"), "limit", "20GiB")
+        raises(dymem.ConfigError, lambda: dymem.install(17), "int")
+        assert torch.cuda.get_allocator_backend() == "native"
+    """, conf=None)
+
+
+def test_the_core_and_python_read_the_same_configuration(script):
+    script("""
+        import dataclasses
+        assert _core.abi.valid_keys() == dymem.Config.keys()
+        def pairs(text):
+            return dict(item.split(":") for item in text.split(","))
+        defaults = pairs(_core.abi.parse_config(""))
+        for field in dataclasses.fields(dymem.Config):
+            value = {True: "on", False: "off"}.get(field.default, field.default) if isinstance(field.default, bool) else field.default
+            assert defaults[field.name] == str(value), field.name
+        for text in ("limit:20GiB", "limit:1.5GiB", "limit:20GB", "limit:none", "backing:contiguous", "alias:off", "debug:on",
+                     "grow_ratio:0.25", "grow_slack:0", "trace:yes", "emulated_devices:64,emulated_capacity:1TiB"):
+            assert _core.abi.parse_config(text) == _core.abi.parse_config(dymem.Config.from_conf(text).to_conf()), text
+        for text in ("limit:-1", "limit:1XB", "limit:1.5", "limit", "alias:maybe", "grow_ratio:2", "emulated_devices:0",
+                     "emulated_devices:65", "emulated_capacity:0", "backing:none", "driver:rocm", "limit:1,limit:2",
+                     "limit:99999TiB", "limit:nan"):
+            raises(dymem.InvalidArgument, lambda: _core.abi.parse_config(text))
+            raises(dymem.InvalidArgument, lambda: dymem.Config.from_conf(text))
+    """, conf=None)
+
+
+def test_after_cuda_was_used_it_refuses(script):
+    script("""
+        torch.cuda.is_initialized = lambda: True
+        raises(dymem.InstallError, lambda: dymem.install(driver="emulated"), "CUDA was used", "dymem.install()")
+        assert torch.cuda.get_allocator_backend() == "native"
+    """, conf=None)
+
+
+def test_an_allocator_in_use_is_not_replaced(script):
+    script("""
+        assert not _torch.native_initialized()
+        _torch.init()  # what PyTorch does at the first use of CUDA
+        assert _torch.native_initialized()
+        raises(dymem.InvalidArgument, _torch.install, "before the first use of CUDA")
+    """)
+
+
+def test_beside_another_allocator_it_refuses(script):
+    script("""
+        torch.cuda.get_allocator_backend = lambda: "pluggable"
+        raises(dymem.InstallError, lambda: dymem.install(driver="emulated"), "another allocator ('pluggable')")
+    """, conf=None)
+
+
+def test_the_wrong_torch(script):
+    script("""
+        def refuses(*words):
+            raises(dymem.InstallError, lambda: dymem.install(driver="emulated"), *words)
+        right, torch.__version__ = torch.__version__, "2.9.1"
+        refuses("2.11 or newer", "2.9.1")
+        torch.__version__, torch.version.cuda = right, None
+        refuses("built without CUDA")
+        sys.modules["torch"] = None
+        refuses("torch is not installed", "pip install torch")
+    """, conf=None)
+
+
+def test_no_compiler_and_one_that_fails(script, tmp_path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'adapter.cpp:1: error: this compiler is broken'\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    attempt = "raises(dymem.InstallError, lambda: dymem.install(driver='emulated'), {})"
+    script(attempt.format("'C++20 compiler', '/no/such/compiler', 'CXX'"), conf=None, cache=tmp_path / "a", CXX="/no/such/compiler")
+    script(attempt.format("'C++20 compiler', 'none is there', 'g++'"), conf=None, cache=tmp_path / "a", PATH="/nowhere")
+    done = script(attempt.format("'could not be built', 'this compiler is broken', 'build.log'"), conf=None,
+                  cache=tmp_path / "b", CXX=str(broken))
+    assert done.err.count("dymem: building its adapter") == 1
+    log = next((tmp_path / "b").glob("adapter/*/build.log")).read_text()
+    assert "this compiler is broken" in log and str(broken) in log
+    assert not list((tmp_path / "b").glob("adapter/*/building-*"))
+
+
+def test_a_cache_that_cannot_be_written(script, tmp_path):
+    (tmp_path / "file").write_text("")
+    script("raises(dymem.InstallError, lambda: dymem.install(driver='emulated'), 'DYMEM_CACHE', 'write')", conf=None,
+           cache=tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_a_damaged_adapter_is_built_again_and_a_new_torch_is_told_of(script, first_build, tmp_path):
+    cache = tmp_path / "cache"
+    shutil.copytree(first_build.cache, cache)
+    folder = next((cache / "adapter").iterdir())
+    whole = (folder / "_torch.so").read_bytes()
+    (folder / "_torch.so").write_bytes(whole[: len(whole) // 2])  # loading this would kill the process
+    stamp = json.loads((folder / "built.json").read_text())
+    (folder / "built.json").write_text(json.dumps({**stamp, "torch": "2.13.9"}))
+    code = "assert torch.cuda.get_allocator_backend() == 'dymem'"
+    first = script(code, cache=cache)
+    assert first.err.count("dymem: torch is now") == 1 and "built for 2.13.9: building it again" in first.err
+    assert (folder / "_torch.so").stat().st_size == len(whole)
+    assert script(code, cache=cache).err == ""
+
+
+def test_settings_of_pytorchs_allocator_that_mean_nothing_are_named(script):
+    done = script("", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,roundup_power2_divisions:[256:1,>:4],"
+                  "pinned_use_background_threads:True,per_process_memory_fraction:0.5,max_split_size_mb:64")
+    assert "expandable_segments, roundup_power2_divisions, max_split_size_mb (from" in done.err
+    assert done.err.count("Warning") == 1
+    assert script("", PYTORCH_ALLOC_CONF="backend:native,expandable_segments:False,pinned_num_register_threads:4").err == ""
+
+
+def test_a_fraction_in_pytorchs_settings_is_honoured(script):
+    script("""
+        _torch.allocate_on(1)
+        assert _core.abi.pool(0).limit() == 16 * MiB
+        assert torch._C._cuda_getMemoryFraction(0) == 0.25
+    """, PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.25")
+
+
+def test_without_a_gpu_only_the_first_allocation_fails(script):
+    if _has_cuda():
+        pytest.skip("this machine has a GPU")
+    script("""
+        assert not any(dymem.memory_stats().values())
+        assert torch._C._cuda_memoryStats(0)["allocated_bytes"]["all"]["current"] == 0
+        assert torch.cuda.memory_allocated(0) == 0 and torch.cuda.max_memory_reserved(0) == 0
+        torch._C._cuda_emptyCache()
+        raises(RuntimeError, lambda: _torch.allocate_on(1))
+        raises(RuntimeError, lambda: torch.empty(1, device="cuda"), "NVIDIA")
+    """, conf="")
+
+
+def test_a_forked_child_neither_frees_nor_allocates(script):
+    script("""
+        import signal
+        held = _torch.allocate_on(3 * MiB)
+        before = dymem.memory_stats()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                assert _core.abi.forked() and not _core.abi.made(0)
+                held.free()
+                raises(RuntimeError, lambda: _torch.allocate_on(1), "forked", "spawn")
+                assert not any(dymem.memory_stats().values())
+                torch._C._cuda_emptyCache()
+            except BaseException as error:
+                print(error, flush=True)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not _core.abi.forked() and dymem.memory_stats() == before
+        held.free()
+        assert dymem.memory_stats()["allocated_bytes.all.current"] == 0
+    """)
+
+
+def test_a_child_forked_before_the_first_use_may_use_it(script):
+    script("""
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if _torch.allocate_on(1).address and not _core.abi.forked() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """)
+
+
+def test_what_is_still_held_at_exit_is_left_quietly(script):
+    done = script("""
+        kept = [_torch.allocate_on(n) for n in (1, 3 * MiB)]
+        kept[0].record_stream(7)
+        sys.modules["keeps_it"] = kept
+    """)
+    assert done.err == ""
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
