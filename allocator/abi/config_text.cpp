@@ -157,7 +157,8 @@ std::string key_list() {
 std::size_t set_one(ProcessConfig& config, std::string_view item) {
   const std::size_t colon = item.find(':');
   if (colon == std::string_view::npos)
-    throw InvalidArgument("dymem: '" + std::string(item) + "' is not key:value; the valid keys are " + key_list() + ".");
+    throw InvalidArgument("dymem: '" + std::string(item) + "' is not key:value; the valid keys are " + key_list() +
+                          ".");
   const std::string_view name = trimmed(item.substr(0, colon));
   const std::string_view value = trimmed(item.substr(colon + 1));
   for (const Key& key : kKeys)

@@ -36,8 +36,8 @@ void warn_reduced_route() noexcept {
   static std::atomic<bool> told{false};
   if (told.load(std::memory_order_relaxed) || told.exchange(true)) return;
   std::fprintf(stderr,
-               "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, and "
-               "record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache); "
+               "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, "
+               "and record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache); "
                "call dymem.install() instead for all of it.\n");
 }
 

@@ -102,11 +102,11 @@ Pool& pool(int device) {
   std::lock_guard lock(s.mutex);
   if (Pool* made = pool_if_made(device)) return *made;
   const ProcessConfig& config = config_locked(s);
-  if (device < 0 || device >= kDevicesMax || (config.driver == DriverKind::emulated && device >= config.emulated_devices))
+  const bool emulated = config.driver == DriverKind::emulated;
+  if (device < 0 || device >= (emulated ? config.emulated_devices : kDevicesMax))
     throw InvalidArgument("dymem: there is no device " + std::to_string(device) + "; devices are numbered from 0" +
-                          (config.driver == DriverKind::emulated
-                               ? " to " + std::to_string(config.emulated_devices - 1) + " (emulated_devices)."
-                               : std::string(".")));
+                          (emulated ? " to " + std::to_string(config.emulated_devices - 1) + " (emulated_devices)."
+                                    : std::string(".")));
   std::unique_ptr<Driver> driver = make_driver(config, device);
   auto made = std::make_unique<Pool>(*driver, config.pool);
   if (config.record_trace) {

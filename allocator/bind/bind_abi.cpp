@@ -64,8 +64,8 @@ void bind_abi(py::module_ m) {
   m.def("driver", &driver_of, py::arg("device") = 0, "The driver under a device's pool; None if it was not made.");
   m.def("trim", &trim_all, py::call_guard<py::gil_scoped_release>(), "Give idle granules back; returns bytes.");
   m.def("set_memory_fraction",
-        [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); }, py::arg("device"), py::arg("fraction"),
-        py::call_guard<py::gil_scoped_release>());
+        [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); }, py::arg("device"),
+        py::arg("fraction"), py::call_guard<py::gil_scoped_release>());
   m.def("memory_fraction", &memory_fraction, py::arg("device"));
   m.def("recorder", &recorder, py::arg("device") = 0, py::return_value_policy::reference,
         "The trace recorder of a device, or None unless trace:on.");

@@ -13,7 +13,8 @@ constexpr const char* kGraphs = "private pools (torch.cuda.graph, torch.cuda.Mem
 constexpr const char* kGraphsMeanwhile =
     "run without CUDA graphs (for torch.compile: any mode but reduce-overhead and max-autotune), or without dymem";
 constexpr const char* kHistory = "memory history and snapshots";
-constexpr const char* kHistoryMeanwhile = "install with trace:on and call dymem.save_trace(path), or record under PyTorch's own allocator";
+constexpr const char* kHistoryMeanwhile =
+    "install with trace:on and call dymem.save_trace(path), or record under PyTorch's own allocator";
 constexpr const char* kSharing = "CUDA IPC (sharing tensors on the GPU with another process)";
 constexpr const char* kSharingMeanwhile = "send the tensor from the CPU, or share it from a process without dymem";
 

@@ -22,7 +22,8 @@ struct HeldData {
 std::uintptr_t as_integer(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 void* as_pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// A callback that PyTorch runs when memory is short, made of what Python gave. Registered once; the function can change.
+// A callback that PyTorch runs when memory is short, made of what Python gave. Registered once; the function can
+// change.
 py::function* free_callback = nullptr;
 
 class PythonFreeCallback : public c10::FreeMemoryCallback {
@@ -111,7 +112,8 @@ PYBIND11_MODULE(_torch, m) {
   });
   m.def("accelerator_allocator_is_ours",
         [] { return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()); });
-  m.def("cuda_allocator_is_ours", [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
+  m.def("cuda_allocator_is_ours",
+        [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   // What waits for later, by the name of the virtual function that PyTorch calls.
   m.def("call_later", [](const std::string& name) {
     auto* const a = native::get();
