@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 from dymem.errors import DymemError, TraceError
-from dymem.trace import plain, snapshot
+from dymem.trace import child, snapshot
 
 _SUFFIXES = {".pickle", ".pkl", ".xz", ".gz", ".dymem", ".trace", ".bin", ".snapshot"}
 OWN_MAGIC = b"DYMEMTRC"
@@ -42,7 +42,7 @@ def load(path: str | Path) -> list[Recording]:
     try:
         if _begins_with(path, OWN_MAGIC):
             return [_own(path)]
-        traces = snapshot.device_traces(plain.unpickle(plain.read_bytes(path)))
+        traces = child.read_apart(path)
     except DymemError as error:
         raise TraceError(f"{path}: {error}") from None
     several = len(traces) > 1

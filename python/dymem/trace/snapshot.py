@@ -32,7 +32,7 @@ _NOT_OURS = {"snapshot", "oom"}  # happen to the allocator, and change nothing t
 @dataclasses.dataclass
 class DeviceTrace:
     device: int
-    events: bytearray
+    events: bytes | bytearray
     ignored_frees: int
 
 

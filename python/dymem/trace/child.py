@@ -1,0 +1,51 @@
+"""Reads a snapshot in a process of its own, so that a file made to crash or bloat the unpickler takes nothing with it.
+
+The child prints one line of JSON, {"error": sentence} or {"traces": [[device, bytes, ignored_frees], …]}, and then the
+events of each trace, one after another. It sees only the standard library and dymem's own pure Python.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dymem.errors import TraceError
+from dymem.trace import plain
+from dymem.trace.snapshot import DeviceTrace, device_traces
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from dymem.trace.child import main; main(sys.argv[2])"
+
+
+def read_apart(path: Path) -> list[DeviceTrace]:
+    """The traces in a snapshot; TraceError, whatever the file did to its reader."""
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(path)], stdin=subprocess.DEVNULL,
+                         capture_output=True)
+    if run.returncode < 0:
+        raise TraceError("it killed its reader: it is damaged or hostile, and nothing of it was run.")
+    if run.returncode > 0:
+        raise TraceError(f"its reader failed: {(run.stderr.decode(errors='replace').splitlines() or ['?'])[-1]}.")
+    head, _, data = run.stdout.partition(b"\n")
+    header, at, traces = json.loads(head), 0, []
+    if "error" in header:
+        raise TraceError(header["error"])
+    for device, size, ignored in header["traces"]:
+        traces.append(DeviceTrace(device, data[at:at + size], ignored))
+        at += size
+    return traces
+
+
+def main(path: str) -> None:
+    traces: list[DeviceTrace] = []
+    try:
+        traces = device_traces(plain.unpickle(plain.read_bytes(Path(path))))
+        header = {"traces": [[trace.device, len(trace.events), trace.ignored_frees] for trace in traces]}
+    except TraceError as error:
+        header = {"error": str(error)}
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
+    for trace in traces:
+        sys.stdout.buffer.write(trace.events)
