@@ -62,6 +62,6 @@ def stress(request, tmp_path_factory):
 @pytest.mark.parametrize("mode", ["vmm", "remap", "contiguous", "limit"])
 def test_many_threads(stress, mode):
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "TSAN_OPTIONS": "halt_on_error=1"}
-    answer = run([str(stress), "6", "1500", "7", mode], env=environment, timeout=300)
+    answer = run([str(stress), "6", "4000", "7", mode], env=environment, timeout=300)
     assert answer.returncode == 0, answer.stdout + answer.stderr[-6000:]
     assert answer.stdout.startswith(f"{mode}: ")

@@ -11,6 +11,7 @@ Units: nanoseconds of the emulated device's clock, which stands still unless adv
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 
 UNIT = 512
@@ -23,6 +24,7 @@ def block_bytes(requested: int) -> int:
     return max(1, -(-requested // UNIT)) * UNIT
 
 
+@functools.lru_cache(maxsize=64)
 def pattern(number: int, size: int) -> bytes:
     """64-bit words that name their allocation; the first of every page names its place too."""
     word = MAGIC << 56 | number << 32

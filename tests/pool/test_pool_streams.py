@@ -155,6 +155,22 @@ def test_at_the_limit_another_streams_block_is_had_in_order(setting):
     assert pool.audit() == [] and device.violations() == []
 
 
+@pytest.mark.parametrize("asking", [A, B, C])
+def test_at_the_limit_a_pending_block_serves_any_stream(setting, asking):
+    """Once waited for, the block is nobody's: neither its own stream nor the recorded one has a claim on it."""
+    device, pool, model = setting
+    pool.set_limit(32 * MIB)
+    model.free(model.malloc(512, C))
+    block = model.malloc(24 * MIB, A)
+    model.enqueue(A, 300)
+    model.enqueue(B, 700)
+    model.record_stream(block, B)
+    model.free(block)
+    model.free(model.malloc(24 * MIB, asking))
+    assert pool.stats()["num_ooms"] == 0
+    model.end()
+
+
 def test_without_a_limit_no_stream_is_made_to_wait(setting):
     device, pool, model = setting
     for i in range(60):
