@@ -23,9 +23,9 @@ class BlockMap {
   }
   BlockId take(Addr at) {  // find and erase
     std::size_t i = home(at);
-    while (slots_[i].at != at) {
-      if (!slots_[i].at) return kNoBlock;
-      i = (i + 1) & mask_;
+    for (;; i = (i + 1) & mask_) {
+      if (!slots_[i].at) return kNoBlock;  // first: address 0 is never held
+      if (slots_[i].at == at) break;
     }
     BlockId id = slots_[i].id;
     for (std::size_t j = (i + 1) & mask_; slots_[j].at; j = (j + 1) & mask_) {

@@ -2,16 +2,18 @@
 
 namespace dymem {
 
-DebugHeap::DebugHeap(Driver& driver) : driver_(driver), ranges_(driver, kTiB) {}
+DebugHeap::DebugHeap(Driver& driver) : driver_(driver), ranges_(driver, kTiB), leftovers_(driver) {}
 
 DebugHeap::~DebugHeap() {
   while (!mappings_.empty()) give(mappings_.begin()->first);
+  (void)leftovers_.sweep();
 }
 
 Status DebugHeap::take(Bytes size, Addr* out) {
   Bytes mapped = round_up(size, kGranuleUnit), span = mapped + kGranuleUnit;  // the guard follows the block
   Addr base = 0;
-  Status s = ranges_.take(span, &base);
+  Status s = leftovers_.sweep();
+  if (s.ok()) s = ranges_.take(span, &base);
   if (!s.ok()) return s;
   Handle handle = 0;
   s = driver_.create(mapped, &handle);
@@ -19,9 +21,9 @@ Status DebugHeap::take(Bytes size, Addr* out) {
     s = driver_.map(base, mapped, handle);
     if (s.ok()) {
       s = driver_.set_access(base, mapped);
-      if (!s.ok()) (void)driver_.unmap(base, mapped);
+      if (!s.ok()) leftovers_.unmap(base, mapped);
     }
-    if (!s.ok()) (void)driver_.destroy(handle);
+    if (!s.ok()) leftovers_.destroy(handle);
   }
   if (!s.ok()) {
     ranges_.give(base, span);
@@ -40,8 +42,8 @@ void DebugHeap::give(Addr at) {
   Mapping m = it->second;
   mappings_.erase(it);
   reserved_ -= m.mapped;
-  driver_.unmap(m.base, m.mapped).expect_ok();
-  driver_.destroy(m.handle).expect_ok();
+  leftovers_.unmap(m.base, m.mapped);
+  leftovers_.destroy(m.handle);
   ranges_.give(m.base, m.span);
 }
 

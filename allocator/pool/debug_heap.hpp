@@ -7,6 +7,7 @@
 
 #include "driver/driver.hpp"
 #include "space/address_ranges.hpp"
+#include "space/leftovers.hpp"
 
 namespace dymem {
 
@@ -29,6 +30,7 @@ class DebugHeap {
   };
   Driver& driver_;
   AddressRanges ranges_;
+  Leftovers leftovers_;
   std::unordered_map<Addr, Mapping> mappings_;
   Bytes reserved_ = 0;
 };

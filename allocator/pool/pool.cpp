@@ -133,8 +133,7 @@ void Pool::Impl::release(BlockId id) {
   Bytes size = b.size;
   if (debug) {
     // No address is used twice before the GPU is done: the mapping goes at once.
-    streams.close_all();
-    streams.synchronize(streams.close(use.stream));
+    streams.synchronize(use);
     debug->give(b.at);
     home.blocks().drop(id);
     count_reserved();
@@ -153,12 +152,13 @@ void Pool::Impl::free(Addr address) {
   streams.tick();
   Block& b = home.block(id);
   Bytes size = b.size;
-  if (recorder) record(TraceKind::free_requested, b.trace_number, b.requested, streams.id(b.last_use.stream), Mobility(b.mobility));
+  if (recorder)
+    record(TraceKind::free_requested, b.trace_number, b.requested, streams.id(b.last_use.stream), Mobility(b.mobility));
   if (__builtin_expect(b.uses != 0, 0)) {
     Pending p{id, {}};
     std::uint32_t u = b.uses - 1;
     for (StreamIndex s : uses[u].streams)
-      if (s != b.last_use.stream) p.waits.push_back(streams.close(s));
+      if (s != b.last_use.stream) p.waits.push_back(streams.fence(s));
     uses[u].streams.clear();
     spare_uses.push_back(u);
     b.uses = 0;
@@ -186,7 +186,9 @@ bool Pool::Impl::complete_pending() {
     BlockId id = p.id;
     pending.erase(pending.begin() + std::ptrdiff_t(i));
     Bytes size = home.block(id).size;
-    if (recorder) record(TraceKind::free_completed, home.block(id).trace_number, size, streams.id(home.block(id).last_use.stream), Mobility::untagged);
+    if (recorder)
+      record(TraceKind::free_completed, home.block(id).trace_number, size,
+             streams.id(home.block(id).last_use.stream), Mobility::untagged);
     count_active_end(size);
     stats.pending_bytes.decrease(std::int64_t(size));
     release(id);

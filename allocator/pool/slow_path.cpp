@@ -49,6 +49,7 @@ static bool refused(Pool::Impl& p, const Status& s) {
 
 BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
   Home::Site site = home.growth_site(arena, size, by);
+  if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes ask = arena == kSmallArena
                   ? site.need
@@ -264,11 +265,12 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested) const {
 }
 
 Bytes Pool::Impl::trim() {
-  if (debug || space.contiguous()) return 0;
   if (streams.any_capturing()) return 0;
   streams.synchronize_all();
   complete_pending();
   home.settle();
+  space.sweep().expect_ok();
+  if (debug || space.contiguous()) return 0;  // debug blocks go when freed; a slab is kept whole
   stitcher.drop_idle();
   Bytes before = space.reserved();
   for (GranuleId g = 0; g < space.granules(); g++) {

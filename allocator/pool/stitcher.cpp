@@ -9,7 +9,7 @@
 namespace dymem {
 
 // Second views cost nothing while they exist, but unmapping them when a granule goes and host memory do.
-constexpr std::uint64_t kViewsFree = 2048, kViewsPerGranule = 6;
+constexpr std::uint64_t kViewsFree = 256, kViewsPerGranule = 3;
 constexpr std::size_t kSuffixesTried = 4, kExtensionsTried = 8;
 
 Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}

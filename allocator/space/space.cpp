@@ -14,7 +14,7 @@ constexpr Bytes kRegionRoom = 4;
 void Space::Free::operator()(std::uint32_t* p) const { std::free(p); }
 
 Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
-    : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece) {
+    : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece), leftovers_(driver) {
   bool vmm = driver.has_vmm() && backing != Backing::contiguous;
   if (backing == Backing::vmm && !vmm)
     throw InvalidArgument("dymem: backing:vmm was asked for, but this device has no virtual memory management; use backing:auto");
@@ -66,6 +66,7 @@ Space::~Space() {
   }
   for (GranuleId g = 0; g < granules_.size(); g++)
     if (granules_[g].home) (void)give_back(g);
+  (void)leftovers_.sweep();
   (void)driver_.release_addresses(base_, home_size_);
 }
 
@@ -86,7 +87,8 @@ void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
 Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<GranuleId>* out) {
   std::vector<Handle> handles;
   Addr x = at;
-  Status s;
+  Status s = sweep();
+  if (!s.ok()) return s;
   if (!contiguous()) {
     for (Bytes size : sizes) {
       Handle h = 0;
@@ -94,7 +96,7 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
       if (!s.ok()) break;
       s = driver_.map(x, size, h);
       if (!s.ok()) {
-        (void)driver_.destroy(h);
+        leftovers_.destroy(h);
         break;
       }
       handles.push_back(h);
@@ -102,8 +104,8 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
     }
     if (s.ok()) s = driver_.set_access(at, x - at);
     if (!s.ok()) {
-      if (x > at) (void)driver_.unmap(at, x - at);
-      for (Handle h : handles) (void)driver_.destroy(h);
+      if (x > at) leftovers_.unmap(at, x - at);
+      for (Handle h : handles) leftovers_.destroy(h);
       return s;
     }
   }
@@ -162,23 +164,24 @@ Status Space::give_back(GranuleId id) {
   Status s = driver_.unmap(g.home, g.size);
   if (!s.ok()) return s;
   uncount_view(g.size);
-  s = driver_.destroy(g.handle);
-  if (!s.ok()) return s;
+  leftovers_.destroy(g.handle);
   forget(id);
   return {};
 }
 
 Status Space::move_home(GranuleId id, Addr at) {
   Granule& g = granules_[id];
-  Status s = driver_.map(at, g.size, g.handle);
+  Status s = sweep();
+  if (!s.ok()) return s;
+  s = driver_.map(at, g.size, g.handle);
   if (s.ok()) {
     s = driver_.set_access(at, g.size);
-    if (!s.ok()) (void)driver_.unmap(at, g.size);
+    if (!s.ok()) leftovers_.unmap(at, g.size);
   }
   if (!s.ok()) return s;
   s = driver_.unmap(g.home, g.size);
   if (!s.ok()) {
-    (void)driver_.unmap(at, g.size);
+    leftovers_.unmap(at, g.size);
     return s;
   }
   set_slots(g.home, g.size, 0);
@@ -190,7 +193,8 @@ Status Space::move_home(GranuleId id, Addr at) {
 Status Space::extend_region(RegionId id, const std::vector<GranuleId>& granules) {
   Region& r = regions_[id];
   Addr from = r.base + r.size, x = from;
-  Status s;
+  Status s = sweep();
+  if (!s.ok()) return s;
   for (GranuleId g : granules) {
     s = driver_.map(x, granules_[g].size, granules_[g].handle);
     if (!s.ok()) break;
@@ -198,7 +202,7 @@ Status Space::extend_region(RegionId id, const std::vector<GranuleId>& granules)
   }
   if (s.ok()) s = driver_.set_access(from, x - from);
   if (!s.ok()) {
-    if (x > from) (void)driver_.unmap(from, x - from);
+    if (x > from) leftovers_.unmap(from, x - from);
     return s;
   }
   for (GranuleId g : granules) {
@@ -256,7 +260,10 @@ Status Space::drop_region(RegionId id) {
     Bytes span = 0;
     while (j < n && r.granules[j] != kNone) span += granules_[r.granules[j++]].size;
     Status s = driver_.unmap(r.at[i], span);
-    if (!s.ok()) return s;
+    if (!s.ok()) {
+      r.broken = true;  // some of its views may be gone already
+      return s;
+    }
     for (std::size_t k = i; k < j; k++) {
       Granule& g = granules_[r.granules[k]];
       uncount_view(g.size);

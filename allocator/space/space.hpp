@@ -8,7 +8,8 @@
 // Invariants
 //   P1  reserved() = sum of the sizes of granules (contiguous backing: the high-water mark).
 //   P2  A region holds a granule at most once. A granule that is given back breaks the regions that saw it.
-//   P3  A driver call that fails leaves everything as it was: partial work is rolled back here.
+//   P3  A driver call that fails leaves everything as it was: partial work is rolled back here; what the driver will
+//       not undo either is kept as leftovers and undone before anything else is mapped.
 // Lock: the pool's. Cost: driver calls (tens of microseconds a handle); look-ups are one table access.
 #pragma once
 #include <memory>
@@ -17,6 +18,7 @@
 #include "base/backing.hpp"
 #include "driver/driver.hpp"
 #include "space/address_ranges.hpp"
+#include "space/leftovers.hpp"
 #include "stream/stream_table.hpp"
 
 namespace dymem {
@@ -96,6 +98,8 @@ class Space {
   std::uint64_t created() const { return created_; }
   std::uint64_t destroyed() const { return destroyed_; }
   bool owns(Addr at) const;
+  // Retries what a rollback could not undo; ok when nothing is left.
+  Status sweep() { return leftovers_.empty() ? Status{} : leftovers_.sweep(); }
 
  private:
   void count_view(Bytes size);
@@ -116,6 +120,7 @@ class Space {
   std::unique_ptr<std::uint32_t[], Free> slot_;  // 1 + granule, by 2 MiB of home address; lazily touched
   std::uint64_t slots_ = 0;
   AddressRanges alias_;
+  Leftovers leftovers_;
   std::vector<Granule> granules_;
   std::vector<GranuleId> spare_granules_;
   std::vector<Region> regions_;

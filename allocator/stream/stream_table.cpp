@@ -37,15 +37,11 @@ bool StreamTable::waited(LastUse use, StreamIndex by) const {
   return it != waits_.end() && it->second >= use.epoch;
 }
 
-EventId StreamTable::take_event() {
-  if (!spare_events_.empty()) {
-    EventId e = spare_events_.back();
-    spare_events_.pop_back();
-    return e;
-  }
-  EventId e = 0;
-  driver_.event_create(&e).expect_ok();
-  return e;
+Status StreamTable::take_event(EventId* out) {
+  if (spare_events_.empty()) return driver_.event_create(out);
+  *out = spare_events_.back();
+  spare_events_.pop_back();
+  return {};
 }
 
 void StreamTable::close_due() {
@@ -54,30 +50,31 @@ void StreamTable::close_due() {
     Stream& st = streams_[s];
     if (!st.used) continue;
     Nanos wait = st.gathered >= kCloseBytes ? kCloseInterval : kCloseAnyway;
-    if (t - st.closed_at >= wait && !driver_.is_capturing(st.id)) close(StreamIndex(s));
+    if (t - st.closed_at >= wait && !driver_.is_capturing(st.id)) (void)close(StreamIndex(s));
   }
 }
 
-LastUse StreamTable::close(StreamIndex s) {
+Status StreamTable::close(StreamIndex s) {
   Stream& st = streams_[s];
-  EventId e = take_event();
-  Status status = driver_.event_record(e, st.id);
+  EventId e = 0;
+  Status status = take_event(&e);
+  if (!status.ok()) return status;
+  status = driver_.event_record(e, st.id);
   if (!status.ok()) {
     spare_events_.push_back(e);
-    status.expect_ok();
+    return status;
   }
-  LastUse use{s, st.open};
   st.closed.push_back({st.open, e});
   st.open++;
   st.gathered = 0;
   st.used = false;
   st.closed_at = driver_.now();
-  return use;
+  return status;
 }
 
 void StreamTable::close_all() {
   for (std::size_t s = 0; s < streams_.size(); s++)
-    if (streams_[s].used) close(StreamIndex(s));
+    if (streams_[s].used) (void)close(StreamIndex(s));
 }
 
 bool StreamTable::poll() {
@@ -97,7 +94,7 @@ bool StreamTable::poll() {
 
 void StreamTable::synchronize(LastUse use) {
   Stream& st = streams_[use.stream];
-  if (use.epoch == st.open) close(use.stream);
+  if (use.epoch == st.open) close(use.stream).expect_ok();
   while (st.finished < use.epoch && !st.closed.empty()) {
     driver_.event_synchronize(st.closed.front().event).expect_ok();
     st.finished = st.closed.front().epoch;
@@ -107,14 +104,16 @@ void StreamTable::synchronize(LastUse use) {
 }
 
 void StreamTable::synchronize_all() {
-  close_all();
-  for (std::size_t s = 0; s < streams_.size(); s++)
+  for (std::size_t s = 0; s < streams_.size(); s++) {
+    if (streams_[s].used) close(StreamIndex(s)).expect_ok();
     if (!streams_[s].closed.empty()) synchronize({StreamIndex(s), streams_[s].closed.back().epoch});
+  }
 }
 
 void StreamTable::make_wait(StreamIndex waiter, StreamIndex on) {
   if (waiter == on) return;
-  LastUse use = close(on);
+  LastUse use = now(on);
+  close(on).expect_ok();
   driver_.stream_wait(streams_[waiter].id, streams_[on].closed.back().event).expect_ok();
   Epoch& e = waits_[std::uint32_t(waiter) << 16 | on];
   e = std::max(e, use.epoch);

@@ -59,8 +59,16 @@ class StreamTable {
     if (streams_.size() > 1 && ++ticks_ % kTickEvery == 0) close_due();
   }
   void close_due();
-  // Closes the open epoch of `s` so that it can finish; returns the LastUse whose completion covers all work so far.
-  LastUse close(StreamIndex s);
+  // Closes the open epoch of `s` so that it can finish. If the driver will not record an event the epoch stays open and
+  // is closed later: nothing is lost but time, so that a free never fails.
+  Status close(StreamIndex s);
+  // The LastUse whose completion covers all work on `s` so far; its epoch is closed, or will be.
+  LastUse fence(StreamIndex s) {
+    LastUse use = now(s);
+    streams_[s].used = true;
+    (void)close(s);
+    return use;
+  }
   void close_all();
   bool poll();                            // asks the driver; true if some epoch finished
   void synchronize(LastUse use);          // waits on the host until `use` is finished
@@ -86,7 +94,7 @@ class StreamTable {
   static constexpr unsigned kTickEvery = 8;
   StreamIndex index_slow(StreamId stream);
   bool waited(LastUse use, StreamIndex by) const;
-  EventId take_event();
+  Status take_event(EventId* out);
 
   Driver& driver_;
   std::vector<Stream> streams_;
