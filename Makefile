@@ -58,7 +58,7 @@ readme: $(BUILT)
 
 .venv/test$(TORCH).stamp: pyproject.toml | .venv/dymem.stamp
 	@echo "dymem: installing what the tests need into .venv"
-	@$(PIP) pytest pytest-timeout hypothesis
+	@$(PIP) pytest pytest-timeout hypothesis numpy
 	@$(if $(TORCH),$(PIP) "torch==$(TORCH)" nvidia-cuda-crt)
 	@touch $@
 
