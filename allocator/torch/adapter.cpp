@@ -11,12 +11,17 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "abi/entry.hpp"
 #include "abi/peer_driver.hpp"
 
 namespace dymem {
 namespace {
+
+// Sentences are put together here and not by TORCH_CHECK, whose formatting of numbers (standard streams, inlined into
+// this library) was seen to crash with torch 2.11 and g++ 13.3; the cause is not known, only that this does not.
+[[noreturn]] void raise(const std::string& sentence) { TORCH_CHECK(false, sentence); }
 
 Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
 StreamId to_stream(cudaStream_t stream) { return reinterpret_cast<StreamId>(stream); }
@@ -51,7 +56,7 @@ void prepare_pool(int device, Pool& pool) {
 }
 
 void check_device(int device) {
-  TORCH_CHECK(device >= 0 && device < kDevicesMax, "dymem: there is no device ", device, ".");
+  if (device < 0 || device >= kDevicesMax) raise("dymem: there is no device " + std::to_string(device) + ".");
 }
 
 c10::CachingAllocator::Stat copy_stat(const Stat& from) {
@@ -107,9 +112,9 @@ void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
     out_of_memory(error, device);
   } catch (const InvalidArgument& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, size < kRequestMax, error.what());  // absurd sizes: what scripts catch
-    TORCH_CHECK(false, error.what());
+    raise(error.what());
   } catch (const Error& error) {
-    TORCH_CHECK(false, error.what());
+    raise(error.what());
   }
 }
 
@@ -181,9 +186,9 @@ void TorchAllocator::raw_delete(void* pointer) {
   if (!pointer || forked()) return;
   BlockInfo block;
   Pool* owner = pool_of(to_addr(pointer));
-  TORCH_CHECK(owner && owner->find(to_addr(pointer), &block) && block.address == to_addr(pointer),
-              "dymem: ", pointer, " is not the address of a block that is held: it was freed already, or comes from "
-              "another allocator.");
+  if (!owner || !owner->find(to_addr(pointer), &block) || block.address != to_addr(pointer))
+    raise("dymem: " + std::to_string(to_addr(pointer)) +
+          " is not the address of a block that is held: it was freed already, or comes from another allocator.");
   delete_block(pointer);
 }
 
@@ -200,7 +205,8 @@ void TorchAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStrea
 void* TorchAllocator::getBaseAllocation(void* pointer, size_t* size) {
   Addr base = 0;
   Bytes bytes = 0;
-  TORCH_CHECK(base_allocation(to_addr(pointer), &base, &bytes), "dymem: no block that is held contains ", pointer, ".");
+  if (!base_allocation(to_addr(pointer), &base, &bytes))
+    raise("dymem: no block that is held contains the address " + std::to_string(to_addr(pointer)) + ".");
   if (size) *size = bytes;
   return reinterpret_cast<void*>(base);
 }
@@ -249,7 +255,7 @@ void TorchAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device)
   try {
     set_memory_fraction(device, pool(device), fraction);
   } catch (const Error& error) {
-    TORCH_CHECK(false, error.what());
+    raise(error.what());
   }
 }
 
@@ -306,8 +312,9 @@ void TorchAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex 
   auto* const driver = dynamic_cast<PeerDriver*>(&pool(accessed).driver());
   if (!driver || !driver->has_vmm()) return;  // plain allocations need no more than the runtime's word
   const Status status = driver->enable_peer(device);
-  TORCH_CHECK(status.ok(), "dymem: device ", int(device), " cannot be given access to memory of device ", int(accessed),
-              ": ", status.call, " failed with code ", status.native, ".");
+  if (!status.ok())
+    raise("dymem: device " + std::to_string(device) + " cannot be given access to memory of device " +
+          std::to_string(accessed) + ": " + status.call + " failed with code " + std::to_string(status.native) + ".");
 }
 
 cudaError_t TorchAllocator::memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,

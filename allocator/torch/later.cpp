@@ -6,7 +6,8 @@ namespace dymem {
 namespace {
 
 [[noreturn]] void not_yet(const char* feature, const char* meanwhile) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "dymem does not serve ", feature, " yet: ", meanwhile, ".");
+  const std::string sentence = std::string("dymem does not serve ") + feature + " yet: " + meanwhile + ".";
+  TORCH_CHECK_NOT_IMPLEMENTED(false, sentence);
 }
 
 constexpr const char* kGraphs = "private pools (torch.cuda.graph, torch.cuda.MemPool)";
