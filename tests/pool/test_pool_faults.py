@@ -14,6 +14,7 @@ from pool_model import MIB, Model
 from dymem.errors import DriverError, OutOfMemory
 
 CALLS_MAX = 2000
+pytestmark = pytest.mark.slow
 
 
 class Script:
