@@ -54,7 +54,7 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
         try:
             _core.abi.configure(wanted.to_conf())
         except InvalidArgument as error:
-            raise InstallError(str(error)) from None
+            raise InstallError(str(error).removeprefix("dymem: ")) from None
         ignored = ignored_settings(os.environ)
         if ignored:
             warnings.warn(f"dymem does not use these settings of PyTorch's allocator, which it replaces: {', '.join(ignored)} "
