@@ -94,6 +94,8 @@ std::vector<std::string> Pool::audit() const {
   std::lock_guard lock(impl_->mutex);
   const Impl& p = *impl_;
   std::vector<std::string> broken;
+  PoolStats stats = p.stats;
+  p.counters.fill(&stats);
   const BlockTable& blocks = p.home.blocks();
   Bytes live = 0, pending = 0, requested = 0;
   std::int64_t live_count = 0, pending_count = 0;
@@ -101,7 +103,7 @@ std::vector<std::string> Pool::audit() const {
     const Block& b = blocks[id];
     if (b.kind == BlockKind::live || b.kind == BlockKind::stitched) {
       live += b.size;
-      requested += b.requested;
+      requested += b.requested();
       live_count++;
       if (p.held.find(b.at) != id) broken.push_back("a held block is not found by its address");
     } else if (b.kind == BlockKind::pending || b.kind == BlockKind::stitched_pending) {
@@ -113,12 +115,12 @@ std::vector<std::string> Pool::audit() const {
     if (counted != recorded)
       broken.push_back(std::string(what) + ": counted " + std::to_string(counted) + ", recorded " + std::to_string(recorded));
   };
-  same("live bytes", std::int64_t(live), p.stats.allocated_bytes[kAll].current);
-  same("live blocks", live_count, p.stats.allocation[kAll].current);
-  same("requested bytes", std::int64_t(requested), p.stats.requested_bytes[kAll].current);
-  same("pending bytes", std::int64_t(pending), p.stats.pending_bytes.current);
+  same("live bytes", std::int64_t(live), stats.allocated_bytes[kAll].current);
+  same("live blocks", live_count, stats.allocation[kAll].current);
+  same("requested bytes", std::int64_t(requested), stats.requested_bytes[kAll].current);
+  same("pending bytes", std::int64_t(pending), stats.pending_bytes.current);
   same("pending blocks", pending_count, std::int64_t(p.pending.size()));
-  same("occupied bytes", std::int64_t(live + pending), p.stats.active_bytes[kAll].current);
+  same("occupied bytes", std::int64_t(live + pending), stats.active_bytes[kAll].current);
   same("blocks in the address map", live_count, std::int64_t(p.held.size()));
   if (!p.debug) {
     Bytes reserved = 0, used = 0;
@@ -128,7 +130,7 @@ std::vector<std::string> Pool::audit() const {
         used += p.space.granule(g).used;
       }
     same("reserved bytes (P1)", std::int64_t(reserved), std::int64_t(p.space.reserved()));
-    same("reserved bytes in the statistics", std::int64_t(reserved), p.stats.reserved_bytes[kAll].current);
+    same("reserved bytes in the statistics", std::int64_t(reserved), stats.reserved_bytes[kAll].current);
     same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending));
 
     p.home.audit(&broken);
@@ -137,24 +139,26 @@ std::vector<std::string> Pool::audit() const {
   return broken;
 }
 
+BlockInfo describe(const Pool::Impl& pool, const Block& b) {
+  BlockInfo i;
+  i.address = b.at;
+  i.size = b.size;
+  i.requested = b.is_free() ? 0 : b.requested();
+  i.stream = pool.streams.size() ? pool.streams.id(b.last_use.stream) : 0;
+  i.mobility = Mobility(b.mobility);
+  i.stitched = b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending;
+  bool live = b.kind == BlockKind::live || b.kind == BlockKind::stitched;
+  i.state = b.is_free() ? BlockState::free : live ? BlockState::live : BlockState::pending;
+  return i;
+}
+
 std::vector<BlockInfo> Pool::blocks() const {
   std::lock_guard lock(impl_->mutex);
   std::vector<BlockInfo> out;
   const BlockTable& blocks = impl_->home.blocks();
-  for (BlockId id = 0; id < blocks.capacity(); id++) {
-    const Block& b = blocks[id];
-    if (b.kind == BlockKind::unused || b.kind == BlockKind::lent) continue;
-    BlockInfo i;
-    i.address = b.at;
-    i.size = b.size;
-    i.requested = b.requested;
-    i.stream = impl_->streams.id(b.last_use.stream);
-    i.mobility = Mobility(b.mobility);
-    i.stitched = b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending;
-    i.state = b.is_free() ? BlockState::free
-              : b.kind == BlockKind::live || b.kind == BlockKind::stitched ? BlockState::live : BlockState::pending;
-    out.push_back(i);
-  }
+  for (BlockId id = 0; id < blocks.capacity(); id++)
+    if (blocks[id].kind != BlockKind::unused && blocks[id].kind != BlockKind::lent)
+      out.push_back(describe(*impl_, blocks[id]));
   std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.address < b.address; });
   return out;
 }

@@ -31,25 +31,32 @@ enum class BlockKind : std::uint8_t {
   stitched_pending,
 };
 
-struct Block {
+// One cache line. What only one kind needs shares its place with what only another needs.
+struct alignas(64) Block {
   Addr at = 0;
   Bytes size = 0;
-  Bytes requested = 0;            // held: bytes asked for
-  Bytes run_size = 0;             // free head: bytes of its run
+  union {
+    Bytes run_size = 0;             // free head: bytes of its run
+    std::uint64_t trace_number;     // held: 1 + its number in the trace; 0 = not recorded
+  };
   BlockId prev = kNoBlock, next = kNoBlock;
-  BlockId run_end = kNoBlock;     // free: head -> tail, tail -> head
-  BlockId owner = kNoBlock;       // lent: the stitched block
-  BlockId next_piece = kNoBlock;  // stitched: first piece; lent: next piece
-  std::uint32_t uses = 0;         // held: 1 + index into the pool's record_stream lists; 0 = none
-  std::uint32_t region = 0;       // stitched: region number
-  LastUse last_use;               // free: who used it last; held: stream is the owner's
+  union {
+    BlockId run_end = kNoBlock;     // free: head -> tail, tail -> head
+    BlockId owner;                  // lent: the stitched block
+    std::uint32_t region;           // stitched: region number
+  };
+  BlockId next_piece = kNoBlock;    // stitched: first piece; lent: next piece
+  std::uint32_t uses = 0;           // held: 1 + index into the pool's record_stream lists; 0 = none
+  LastUse last_use;                 // free: who used it last; held: stream is the owner's
+  std::uint16_t slack = 0;          // held: size - bytes asked for
   BlockKind kind = BlockKind::unused;
   std::uint8_t arena = 0;
   std::uint8_t mobility = 0;
   std::uint8_t pins = 0;
-  std::uint64_t trace_number = 0;  // held: its number in the trace, while recording
   bool is_free() const { return kind == BlockKind::free; }
+  Bytes requested() const { return size - slack; }
 };
+static_assert(sizeof(Block) == 64);
 
 class BlockTable {
  public:

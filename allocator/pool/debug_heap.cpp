@@ -32,6 +32,7 @@ Status DebugHeap::take(Bytes size, Addr* out) {
   Addr at = base + mapped - size;
   mappings_[at] = {base, mapped, span, handle};
   reserved_ += mapped;
+  created_++;
   *out = at;
   return {};
 }

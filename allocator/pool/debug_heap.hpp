@@ -20,6 +20,7 @@ class DebugHeap {
   void give(Addr at);  // no work uses the block any more
   Bytes reserved() const { return reserved_; }
   std::uint64_t mappings() const { return mappings_.size(); }
+  std::uint64_t created() const { return created_; }
   bool owns(Addr at) const { return ranges_.owns(at); }
 
  private:
@@ -33,6 +34,7 @@ class DebugHeap {
   Leftovers leftovers_;
   std::unordered_map<Addr, Mapping> mappings_;
   Bytes reserved_ = 0;
+  std::uint64_t created_ = 0;
 };
 
 }  // namespace dymem

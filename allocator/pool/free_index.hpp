@@ -9,6 +9,7 @@
 #include <bit>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "pool/block.hpp"
 
 namespace dymem {
@@ -26,26 +27,59 @@ class FreeIndex {
     unsigned b = bin(size);
     auto& v = bins_[b];
     Entry e{size, at, head};
-    v.insert(std::lower_bound(v.begin(), v.end(), e), e);
+    v.push_back(e);
+    Entry* first = v.data();
+    std::size_t n = v.size() - 1;
+    if (n <= kFew) {  // moving while searching: no call, no second pass
+      while (n > 0 && e < first[n - 1]) {
+        first[n] = first[n - 1];
+        n--;
+      }
+      first[n] = e;
+    } else {
+      Entry* it = std::lower_bound(first, first + n, e);
+      std::move_backward(it, first + n, first + n + 1);
+      *it = e;
+    }
     set_[b >> 6] |= std::uint64_t{1} << (b & 63);
     count_++;
   }
   void erase(Bytes size, Addr at) {
     unsigned b = bin(size);
     auto& v = bins_[b];
-    auto it = std::lower_bound(v.begin(), v.end(), Entry{size, at, 0});
-    DYMEM_DCHECK(it != v.end() && it->size == size && it->at == at, "free index misses a run");
-    v.erase(it);
+    Entry* it = find(v, size, at);
+    std::move(it + 1, v.data() + v.size(), it);
+    v.pop_back();
     if (v.empty()) set_[b >> 6] &= ~(std::uint64_t{1} << (b & 63));
     count_--;
+  }
+  // A run changed its size and perhaps its start, but not its head.
+  void move(Bytes size, Addr at, Bytes new_size, Addr new_at, BlockId head) {
+    unsigned b = bin(size);
+    if (b != bin(new_size)) {
+      erase(size, at);
+      insert(new_size, new_at, head);
+      return;
+    }
+    auto& v = bins_[b];
+    Entry e{new_size, new_at, head};
+    Entry *it = find(v, size, at), *first = v.data(), *last = first + v.size();
+    for (; it != first && e < it[-1]; --it) *it = it[-1];
+    for (; it + 1 != last && it[1] < e; ++it) *it = it[1];
+    *it = e;
   }
   // Calls f(entry) on runs of at least `size` bytes, smallest first, until it returns true. Returns whether it did.
   template <class F>
   bool from(Bytes size, F f) const {
     unsigned b = bin(size);
-    {
-      auto& v = bins_[b];
-      for (auto it = std::lower_bound(v.begin(), v.end(), Entry{size, 0, 0}); it != v.end(); ++it)
+    if (set_[b >> 6] >> (b & 63) & 1) {
+      const Entry *it = bins_[b].data(), *last = it + bins_[b].size();
+      if (last - it <= std::ptrdiff_t(kFew)) {
+        while (it != last && it->size < size) ++it;
+      } else {
+        it = std::lower_bound(it, last, Entry{size, 0, 0});
+      }
+      for (; it != last; ++it)
         if (f(*it)) return true;
     }
     for (b = next(b + 1); b < kBins; b = next(b + 1))
@@ -71,6 +105,17 @@ class FreeIndex {
 
  private:
   static constexpr unsigned kBins = 320;
+  static constexpr std::size_t kFew = 12;  // entries up to which a loop beats a binary search and a block move
+  static Entry* find(std::vector<Entry>& v, Bytes size, Addr at) {
+    Entry *it = v.data(), *last = it + v.size();
+    if (v.size() <= kFew) {
+      while (it != last && it->at != at) ++it;
+    } else {
+      it = std::lower_bound(it, last, Entry{size, at, 0});
+    }
+    DYMEM_CHECK(it != last && it->size == size && it->at == at, "the free index misses a run");
+    return it;
+  }
   // Units of 512 B: exact below 8 units, then eight bins to a power of two.
   static unsigned bin(Bytes size) {
     std::uint64_t u = size / kBlockUnit;

@@ -1,5 +1,7 @@
 // How large the granules are that make up `need` new bytes. Driver time goes by the number of handles, memory lost to
-// partly used granules by their size; decision 0003 has the sweep over all recordings behind these constants.
+// partly used granules by their size. Granules no larger than the request that makes them keep every freed block
+// stitchable; small pools take larger ones, because their steps are short and a handle costs the same. Decision 0003
+// has the sweep over all recordings behind these constants.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -13,11 +15,19 @@ struct GranuleSizes {
   static constexpr Bytes kAlwaysUpTo = 32 * kMiB;  // sizes up to here are used for any request
   static constexpr Bytes kShare = 12;              // larger ones only up to need / kShare
 
+  // The largest granule for a request of `size` bytes when the pool holds `reserved`. Under a limit memory is what is
+  // short: smaller ones, so that less is lost to granules that are used in part.
+  static constexpr Bytes kSmallPool = kGiB, kSmallPoolGranule = 8 * kMiB, kLimitedGranule = 16 * kMiB;
+  static Bytes most(Bytes size, Bytes reserved, bool limited) {
+    if (limited) return std::min(size, kLimitedGranule);
+    return reserved < kSmallPool ? std::max(size, kSmallPoolGranule) : size;
+  }
+
   // The sizes sum to round_up(need, 2 MiB); largest first.
-  static std::vector<Bytes> split(Bytes need) {
+  static std::vector<Bytes> split(Bytes need, Bytes most) {
     std::vector<Bytes> out;
     need = round_up(need, kGranuleUnit);
-    Bytes cap = std::max(kAlwaysUpTo, need / kShare);
+    Bytes cap = std::max(kLadder[0], std::min(most, std::max(kAlwaysUpTo, need / kShare)));
     while (need) {
       Bytes pick = kLadder[0];
       for (Bytes l : kLadder)
@@ -28,10 +38,10 @@ struct GranuleSizes {
     return out;
   }
   // `need` rounded up to the largest always-used size that fits into `room`: fewer, larger handles while there is room.
-  static Bytes ask(Bytes need, Bytes room) {
+  static Bytes ask(Bytes need, Bytes room, Bytes most) {
     Bytes best = round_up(need, kGranuleUnit);
     for (Bytes l : kLadder)
-      if (l <= kAlwaysUpTo && round_up(need, l) <= room) best = std::max(best, round_up(need, l));
+      if (l <= std::min(most, kAlwaysUpTo) && round_up(need, l) <= room) best = std::max(best, round_up(need, l));
     return best;
   }
 };

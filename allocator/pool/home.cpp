@@ -1,5 +1,7 @@
 #include "pool/home.hpp"
 
+#include <algorithm>
+
 namespace dymem {
 
 Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
@@ -22,6 +24,13 @@ void Home::index_run(BlockId head, BlockId tail, Bytes run_size) {
   h.run_end = tail;
   blocks_[tail].run_end = head;
   arenas_[h.arena].index.insert(run_size, h.at, head);
+  if (head == tail) return;
+  mixed_.push_back(head);
+  if (mixed_.size() >= mixed_max_) {  // nothing settled for long: drop what is listed twice
+    std::sort(mixed_.begin(), mixed_.end());
+    mixed_.erase(std::unique(mixed_.begin(), mixed_.end()), mixed_.end());
+    mixed_max_ = std::max(kMixedMin, 2 * mixed_.size());
+  }
 }
 
 void Home::unindex_run(BlockId head) {
@@ -54,14 +63,14 @@ void Home::hint(BlockId id, Addr from, Bytes size) {
   }
 }
 
-void Home::use(Addr at, Bytes size, bool used) {
+void Home::use(Addr at, Bytes size, bool used, BlockId id) {
   Addr end = at + size;
-  while (at < end) {
-    Granule& g = space_.granule(space_.granule_at(at));
+  for (Addr x = at; x < end;) {
+    Granule& g = space_.granule(space_.granule_at(x));
     Addr stop = std::min(end, g.home + g.size);
-    if (used) g.used += stop - at;
-    else g.used -= stop - at;
-    at = stop;
+    g.used += used ? stop - x : x - stop;
+    if (g.home >= at) g.first = id;
+    x = stop;
   }
 }
 
@@ -162,6 +171,27 @@ Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries
   return found;
 }
 
+Bytes Home::largest(int arena, StreamIndex by) const {
+  Bytes best = 0;
+  arenas_[arena].index.from_largest([&](const FreeIndex::Entry& e) {
+    if (e.size <= best) return true;
+    Bytes n = 0;
+    for (BlockId b = e.head;; b = blocks_[b].next) {
+      n = streams_.usable(blocks_[b].last_use, by) ? n + blocks_[b].size : 0;
+      best = std::max(best, n);
+      if (b == blocks_[e.head].run_end) break;
+    }
+    return false;
+  });
+  return best;
+}
+
+Bytes Home::free_bytes(int arena) const {
+  Bytes n = 0;
+  arenas_[arena].index.each([&](const FreeIndex::Entry& e) { n += e.size; });
+  return n;
+}
+
 BlockId Home::covering(Addr at) const {
   GranuleId g = space_.granule_at(at);
   if (g == kNone) return kNoBlock;
@@ -182,7 +212,39 @@ Place Home::at(Addr at, Bytes size, StreamIndex by) const {
   return {run_head(head), at};
 }
 
+BlockId Home::take_low(BlockId head, Bytes size, BlockKind kind) {
+  Block* h = &blocks_[head];
+  FreeIndex& index = arenas_[h->arena].index;
+  BlockId out = head;
+  if (h->size == size) {
+    index.erase(size, h->at);
+    h->run_size = 0;
+    h->run_end = kNoBlock;
+  } else {  // the rest keeps the record: it stays the head of its run
+    out = blocks_.make();
+    h = &blocks_[head];
+    Block& b = blocks_[out];
+    b.at = h->at;
+    b.size = size;
+    b.prev = h->prev;
+    b.next = head;
+    if (b.prev != kNoBlock) blocks_[b.prev].next = out;
+    b.arena = h->arena;
+    index.move(h->size, h->at, h->size - size, h->at + size, head);
+    h->prev = out;
+    h->at += size;
+    h->size -= size;
+    h->run_size = h->size;
+  }
+  Block& b = blocks_[out];
+  b.kind = kind;
+  use(b.at, size, true, out);
+  return out;
+}
+
 BlockId Home::take(Place place, Bytes size, BlockKind kind) {
+  if (const Block& h = blocks_[place.head]; h.run_end == place.head && h.at == place.at)
+    return take_low(place.head, size, kind);
   BlockId head = place.head;
   Addr at = place.at, end = at + size;
   Bytes run_size = blocks_[head].run_size;
@@ -229,19 +291,89 @@ BlockId Home::take(Place place, Bytes size, BlockKind kind) {
   out.kind = kind;
   out.run_size = 0;
   out.run_end = kNoBlock;
-  use(at, size, true);
+  use(at, size, true, b);
   return b;
 }
 
 void Home::release(BlockId id, LastUse last_use) {
   Block& b = blocks_[id];
-  use(b.at, b.size, false);
   b.kind = BlockKind::free;
   b.last_use = last_use;
-  b.requested = 0;
-  b.owner = b.next_piece = kNoBlock;
+  b.slack = 0;
+  b.run_end = b.next_piece = kNoBlock;
   b.uses = 0;
+  b.run_size = 0;
+  b.pins = 0;
+  if (release_plain(id)) return;
+  use(b.at, b.size, false, id);
   insert_free(id);
+}
+
+bool Home::release_plain(BlockId id) {
+  Block& b = blocks_[id];
+  FreeIndex& index = arenas_[b.arena].index;
+  BlockId left = b.prev, right = b.next;
+  if (left != kNoBlock && !blocks_[left].is_free()) left = kNoBlock;
+  if (right != kNoBlock && !blocks_[right].is_free()) right = kNoBlock;
+  for (BlockId n : {left, right})
+    if (n != kNoBlock && (blocks_[n].run_end != n || !may_join(blocks_[n].last_use, b.last_use))) return false;
+  if (left != kNoBlock && right != kNoBlock) {
+    Block &l = blocks_[left], &r = blocks_[right];
+    if (!may_join(l.last_use, r.last_use)) return false;
+    LastUse use_of_all = joined(joined(l.last_use, b.last_use), r.last_use);
+    Bytes all = l.size + b.size + r.size;
+    BlockId rest = l.size >= r.size ? left : right;  // its record stays: the fewest granules are told
+    use(b.at, b.size, false, rest);
+    index.erase(l.size, l.at);
+    index.erase(r.size, r.at);
+    if (rest == left) {
+      hint(left, r.at, r.size);
+      l.next = r.next;
+      if (l.next != kNoBlock) blocks_[l.next].prev = left;
+    } else {
+      hint(right, l.at, l.size);
+      r.at = l.at;
+      r.prev = l.prev;
+      if (r.prev != kNoBlock) blocks_[r.prev].next = right;
+    }
+    Block& kept = blocks_[rest];
+    kept.size = kept.run_size = all;
+    kept.last_use = use_of_all;
+    index.insert(all, kept.at, rest);
+    blocks_.drop(rest == left ? right : left);
+    blocks_.drop(id);
+    return true;
+  }
+  if (left != kNoBlock) {
+    Block& l = blocks_[left];
+    use(b.at, b.size, false, left);
+    index.move(l.size, l.at, l.size + b.size, l.at, left);
+    l.size += b.size;
+    l.run_size = l.size;
+    l.last_use = joined(l.last_use, b.last_use);
+    l.next = b.next;
+    if (l.next != kNoBlock) blocks_[l.next].prev = left;
+    blocks_.drop(id);
+    return true;
+  }
+  if (right != kNoBlock) {
+    Block& r = blocks_[right];
+    use(b.at, b.size, false, right);
+    index.move(r.size, r.at, r.size + b.size, b.at, right);
+    r.at = b.at;
+    r.size += b.size;
+    r.run_size = r.size;
+    r.last_use = joined(r.last_use, b.last_use);
+    r.prev = b.prev;
+    if (r.prev != kNoBlock) blocks_[r.prev].next = right;
+    blocks_.drop(id);
+    return true;
+  }
+  use(b.at, b.size, false, id);
+  b.run_size = b.size;
+  b.run_end = id;
+  index.insert(b.size, b.at, id);
+  return true;
 }
 
 void Home::insert_free(BlockId id) {
@@ -425,10 +557,13 @@ bool Home::idle_finished(GranuleId id) const {
 
 void Home::settle() {
   std::vector<BlockId> mixed;
-  for (auto& arena : arenas_)
-    arena.index.each([&](const FreeIndex::Entry& e) {
-      if (blocks_[e.head].run_end != e.head) mixed.push_back(e.head);
-    });
+  mixed.swap(mixed_);
+  std::sort(mixed.begin(), mixed.end());
+  mixed.erase(std::unique(mixed.begin(), mixed.end()), mixed.end());
+  std::erase_if(mixed, [&](BlockId id) {  // records get reused: only heads of runs of several blocks count
+    const Block& b = blocks_[id];
+    return !b.is_free() || b.run_end == id || (b.prev != kNoBlock && blocks_[b.prev].is_free());
+  });
   for (BlockId head : mixed) {
     Bytes run_size = blocks_[head].run_size;
     BlockId tail = blocks_[head].run_end;

@@ -41,6 +41,8 @@ class Home {
   Place fit(BlockId head, Bytes size, StreamIndex by, bool high) const;
   // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once).
   Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64) const;
+  Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
+  Bytes free_bytes(int arena) const;
   // Is [at, at+size) free and usable by `by`; its run.
   Place at(Addr at, Bytes size, StreamIndex by) const;
 
@@ -95,13 +97,19 @@ class Home {
   BlockId join(BlockId a, BlockId b);             // neighbours, both free; returns the one that stays
   BlockId split(BlockId id, Addr at);             // returns the upper part; `id` may become either (see cpp)
   void hint(BlockId id, Addr from, Bytes size);   // Granule::first of the granules that start in there
-  void use(Addr at, Bytes size, bool used);
+  // Bytes of [at, at+size) become used (or free) in their granules; granules that start in there name `id`.
+  void use(Addr at, Bytes size, bool used, BlockId id);
+  BlockId take_low(BlockId head, Bytes size, BlockKind kind);  // the usual case: the low end of a run of one block
+  bool release_plain(BlockId id);                 // the usual case: neighbours are runs of one block, or not free
   void insert_free(BlockId id);                   // links are set; joins with free neighbours and indexes
 
   Space& space_;
   StreamTable& streams_;
   BlockTable blocks_;
   Arena arenas_[Space::kArenas];
+  std::vector<BlockId> mixed_;  // heads of runs of several blocks, some no longer so; all that settle() has to look at
+  static constexpr std::size_t kMixedMin = 4096;
+  std::size_t mixed_max_ = kMixedMin;
 };
 
 }  // namespace dymem

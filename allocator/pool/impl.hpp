@@ -4,8 +4,10 @@
 #include <mutex>
 #include <vector>
 
-#include "pool/debug_heap.hpp"
+#include "base/lock.hpp"
 #include "pool/block_map.hpp"
+#include "pool/counters.hpp"
+#include "pool/debug_heap.hpp"
 #include "pool/home.hpp"
 #include "pool/pool.hpp"
 #include "pool/sticky.hpp"
@@ -23,20 +25,19 @@ struct Pool::Impl {
   Impl(Driver& driver, const PoolConfig& config);
 
   // --- pool.cpp
-  Addr malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<std::mutex>& lock);
+  Addr malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<Lock>& lock);
   void free(Addr address);
-  BlockId place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock);
-  void release(BlockId id);               // the block's bytes become free
+  BlockId place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
+  void release(BlockId id, LastUse use);  // the block's bytes become free; `use` is from when the caller freed it
+  void progressed();                      // StreamTable::poll saw epochs finish
   bool complete_pending();                // pending blocks whose other streams are done become free
-  void count_alloc(Bytes size, Bytes requested);
-  void count_free(Bytes size, Bytes requested, bool pending);
-  void count_active_end(Bytes size);
+  static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
   void count_reserved();                  // after granules were made or given back
   void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);
 
   // --- slow_path.cpp
-  BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock);
-  BlockId place_guarded(Bytes size, std::unique_lock<std::mutex>& lock);  // debug mode
+  BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
+  BlockId place_guarded(Bytes size, std::unique_lock<Lock>& lock);  // debug mode
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
@@ -44,9 +45,10 @@ struct Pool::Impl {
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;         // reserved bytes up to which growing goes before stitching
+  Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
   Bytes allowance() const;                // bytes that may still be taken from the device
-  bool reclaimed(Bytes size, std::unique_lock<std::mutex>& lock);
-  OutOfMemoryFigures figures(Bytes requested) const;
+  bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
+  OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
 
   Driver& driver;
@@ -66,18 +68,22 @@ struct Pool::Impl {
   std::vector<std::uint32_t> spare_uses;
   struct Pending {
     BlockId id;
-    std::vector<LastUse> waits;
+    LastUse own;                          // of its own stream, when the caller freed it
+    std::vector<LastUse> waits;           // of the others
   };
   std::vector<Pending> pending;
   unsigned until_poll = 0;                // mallocs until pending blocks are looked at again
 
-  PoolStats stats;
+  Counters counters;                      // what every call counts
+  PoolStats stats;                        // the rest
   Bytes device_limit = ~Bytes{0};         // reserved bytes at which the device last refused; lifted by giving back
   ReclaimCallback reclaim;
   TraceRecorder* recorder = nullptr;
   Nanos recorded_from = 0;
   std::uint64_t recorded = 0;
-  mutable std::mutex mutex;
+  mutable Lock mutex;
 };
+
+BlockInfo describe(const Pool::Impl& pool, const Block& block);  // audit.cpp
 
 }  // namespace dymem

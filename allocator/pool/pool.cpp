@@ -9,6 +9,8 @@ namespace dymem {
 
 // Pending blocks are looked at every so many mallocs; on any path that finds nothing they are looked at anyway.
 constexpr unsigned kPollEvery = 32;
+// Smaller blocks find a place of their own anyway; where large ones go decides whether others fit.
+constexpr Bytes kStickyMin = 4 * kMiB;
 
 Pool::Impl::Impl(Driver& d, const PoolConfig& c)
     : driver(d), config(c), streams(d), space(d, c.backing, c.limit), home(space, streams), stitcher(space, home, streams) {
@@ -19,57 +21,26 @@ Pool::Impl::Impl(Driver& d, const PoolConfig& c)
   if (space.contiguous()) config.alias = false;
 }
 
-void Pool::Impl::count_alloc(Bytes size, Bytes requested) {
-  int p = size <= kStatSmallMax ? kSmall : kLarge;
-  std::int64_t n = std::int64_t(size), r = std::int64_t(requested);
-  for (int i : {int(kAll), p}) {
-    stats.allocation[i].increase(1);
-    stats.active[i].increase(1);
-    stats.allocated_bytes[i].increase(n);
-    stats.active_bytes[i].increase(n);
-    stats.requested_bytes[i].increase(r);
-  }
-  stats.occupied_peak = std::max(stats.occupied_peak, stats.active_bytes[kAll].current);
-}
-
-void Pool::Impl::count_free(Bytes size, Bytes requested, bool pending_use) {
-  int p = size <= kStatSmallMax ? kSmall : kLarge;
-  std::int64_t n = std::int64_t(size), r = std::int64_t(requested);
-  for (int i : {int(kAll), p}) {
-    stats.allocation[i].decrease(1);
-    stats.allocated_bytes[i].decrease(n);
-    stats.requested_bytes[i].decrease(r);
-    if (!pending_use) {
-      stats.active[i].decrease(1);
-      stats.active_bytes[i].decrease(n);
-    }
-  }
-}
-
-void Pool::Impl::count_active_end(Bytes size) {
-  for (int i : {int(kAll), size <= kStatSmallMax ? int(kSmall) : int(kLarge)}) {
-    stats.active[i].decrease(1);
-    stats.active_bytes[i].decrease(std::int64_t(size));
-  }
-}
-
 void Pool::Impl::count_reserved() {
   auto set = [](Stat& s, std::int64_t now) {
     if (now > s.current) s.increase(now - s.current);
     else if (now < s.current) s.decrease(s.current - now);
   };
-  Bytes reserved = debug ? debug->reserved() : space.reserved();
+  Bytes reserved = this->reserved();
   std::uint64_t granules = debug ? debug->mappings() : space.granule_count();
+  Bytes small_bytes = debug ? 0 : space.arena_bytes(kSmallArena);
+  std::uint64_t small_granules = debug ? 0 : space.arena_granules(kSmallArena);
   set(stats.reserved_bytes[kAll], std::int64_t(reserved));
   set(stats.segment[kAll], std::int64_t(granules));
-  // Which arena a granule serves can change; PyTorch's split by pool is by the arena it was made for.
-  set(stats.reserved_bytes[kLarge], std::int64_t(reserved));
-  set(stats.segment[kLarge], std::int64_t(granules));
-  stats.num_device_alloc = std::int64_t(space.created());
-  stats.num_device_free = std::int64_t(space.destroyed());
+  set(stats.reserved_bytes[kSmall], std::int64_t(small_bytes));
+  set(stats.segment[kSmall], std::int64_t(small_granules));
+  set(stats.reserved_bytes[kLarge], std::int64_t(reserved - small_bytes));
+  set(stats.segment[kLarge], std::int64_t(granules - small_granules));
+  stats.num_device_alloc = std::int64_t(debug ? debug->created() : space.created());
+  stats.num_device_free = std::int64_t(debug ? debug->created() - debug->mappings() : space.destroyed());
 }
 
-BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
   bool high = mobility == Mobility::temporary;
   if (size <= kSmallMax) {
@@ -77,8 +48,9 @@ BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::un
     return place_slow(size, by, mobility, lock);
   }
   int arena = mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
-  std::uint64_t key = Sticky::key(size, Bytes(stats.allocated_bytes[kAll].current), by);
-  Addr before = sticky.find(key);
+  bool sticks = size >= kStickyMin;
+  std::uint64_t key = Sticky::key(size, counters.live(), by);
+  Addr before = sticks ? sticky.find(key) : 0;
   BlockId id = kNoBlock;
   Place best = home.best_fit(arena, size, by, high);
   if (before) {
@@ -97,40 +69,38 @@ BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::un
     }
   }
   id = best ? home.take(best, size, BlockKind::live) : place_slow(size, by, mobility, lock);
-  sticky.store(key, home.block(id).at);
+  if (sticks) sticky.store(key, home.block(id).at);
   return id;
 }
 
-Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(bytes > kRequestMax, 0))
     throw InvalidArgument("dymem: a request of " + std::to_string(bytes) +
                           " bytes is larger than any device; is a size negative or overflowed?");
   Bytes size = block_size(bytes);
   StreamIndex by = streams.index(stream);
-  streams.tick();
+  if (streams.tick()) progressed();
   if (!pending.empty() && until_poll-- == 0) {
     until_poll = kPollEvery;
-    if (!driver.is_capturing(stream) && streams.poll()) complete_pending();
+    if (streams.poll()) progressed();
   }
   BlockId id = place(size, by, mobility, lock);
   Block& b = home.block(id);
-  b.requested = bytes;
+  b.slack = std::uint16_t(size - bytes);
   b.last_use.stream = by;
   b.mobility = std::uint8_t(mobility);
   held.insert(b.at, id);
-  count_alloc(size, bytes);
+  counters.up(part(size), size, bytes);
   Addr at = b.at;
   if (recorder) {
-    b.trace_number = recorded;
+    b.trace_number = recorded + 1;
     record(TraceKind::alloc, recorded++, bytes, stream, mobility);
   }
   return at;
 }
 
-void Pool::Impl::release(BlockId id) {
+void Pool::Impl::release(BlockId id, LastUse use) {
   const Block& b = home.block(id);
-  LastUse use = streams.now(b.last_use.stream);
-  Bytes size = b.size;
   if (debug) {
     // No address is used twice before the GPU is done: the mapping goes at once.
     streams.synchronize(use);
@@ -141,7 +111,6 @@ void Pool::Impl::release(BlockId id) {
   }
   if (b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending) stitcher.release(id, use);
   else home.release(id, use);
-  streams.note_free(use.stream, size);
 }
 
 void Pool::Impl::free(Addr address) {
@@ -149,13 +118,15 @@ void Pool::Impl::free(Addr address) {
   if (__builtin_expect(id == kNoBlock, 0))
     throw InvalidArgument("dymem: free of " + std::to_string(address) +
                           ", which is not a block that is held: freed twice, or from another allocator");
-  streams.tick();
+  if (streams.tick()) progressed();
   Block& b = home.block(id);
   Bytes size = b.size;
-  if (recorder)
-    record(TraceKind::free_requested, b.trace_number, b.requested, streams.id(b.last_use.stream), Mobility(b.mobility));
+  if (recorder && b.trace_number)
+    record(TraceKind::free_requested, b.trace_number - 1, b.requested(), streams.id(b.last_use.stream), Mobility(b.mobility));
+  LastUse use = streams.now(b.last_use.stream);
+  streams.note_free(use.stream, size);
   if (__builtin_expect(b.uses != 0, 0)) {
-    Pending p{id, {}};
+    Pending p{id, use, {}};
     std::uint32_t u = b.uses - 1;
     for (StreamIndex s : uses[u].streams)
       if (s != b.last_use.stream) p.waits.push_back(streams.fence(s));
@@ -163,15 +134,21 @@ void Pool::Impl::free(Addr address) {
     spare_uses.push_back(u);
     b.uses = 0;
     if (!p.waits.empty()) {
-      count_free(size, b.requested, true);
-      stats.pending_bytes.increase(std::int64_t(size));
+      counters.pend(part(size), size);
+      counters.down(part(size), size, b.requested());
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
       pending.push_back(std::move(p));
       return;
     }
   }
-  count_free(size, b.requested, false);
-  release(id);
+  counters.down(part(size), size, b.requested());
+  release(id, use);
+}
+
+// Some epochs have finished: what waited for them is free, and runs of several last uses become plain again.
+void Pool::Impl::progressed() {
+  complete_pending();
+  home.settle();
 }
 
 bool Pool::Impl::complete_pending() {
@@ -184,14 +161,14 @@ bool Pool::Impl::complete_pending() {
       continue;
     }
     BlockId id = p.id;
+    LastUse own = p.own;
     pending.erase(pending.begin() + std::ptrdiff_t(i));
     Bytes size = home.block(id).size;
-    if (recorder)
-      record(TraceKind::free_completed, home.block(id).trace_number, size,
+    if (recorder && home.block(id).trace_number)
+      record(TraceKind::free_completed, home.block(id).trace_number - 1, size,
              streams.id(home.block(id).last_use.stream), Mobility::untagged);
-    count_active_end(size);
-    stats.pending_bytes.decrease(std::int64_t(size));
-    release(id);
+    counters.unpend(part(size), size);
+    release(id, own);
     any = true;
   }
   return any;
@@ -238,7 +215,8 @@ void Pool::record_stream(Addr address, StreamId stream) {
     throw InvalidArgument("dymem: record_stream of " + std::to_string(address) + ", which is not a block that is held");
   StreamIndex s = p.streams.index(stream);
   Block& b = p.home.block(id);
-  if (p.recorder) p.record(TraceKind::record_stream, b.trace_number, b.requested, stream, Mobility(b.mobility));
+  if (p.recorder && b.trace_number)
+    p.record(TraceKind::record_stream, b.trace_number - 1, b.requested(), stream, Mobility(b.mobility));
   if (s == b.last_use.stream) return;
   if (!b.uses) {
     if (p.spare_uses.empty()) {
@@ -309,12 +287,23 @@ void Pool::set_reclaim_callback(ReclaimCallback callback) {
 }
 
 bool Pool::find(Addr address, BlockInfo* out) const {
-  for (const BlockInfo& b : blocks())
-    if (b.state == BlockState::live && address >= b.address && address < b.address + b.size) {
-      if (out) *out = b;
-      return true;
-    }
-  return false;
+  std::lock_guard lock(impl_->mutex);
+  const Impl& p = *impl_;
+  BlockId id = p.held.find(address);
+  if (id == kNoBlock && !p.debug) {  // inside a block: the home block there, or the one it is lent to
+    id = p.home.arena_of(address) >= 0 ? p.home.covering(address) : p.stitcher.covering(address);
+    if (id != kNoBlock && p.home.block(id).kind == BlockKind::lent) id = p.home.block(id).owner;
+  } else if (id == kNoBlock) {
+    p.held.each([&](Addr at, BlockId b) {
+      if (address >= at && address < at + p.home.block(b).size) id = b;
+    });
+  }
+  if (id == kNoBlock) return false;
+  const Block& b = p.home.block(id);
+  if (b.kind != BlockKind::live && b.kind != BlockKind::stitched) return false;
+  if (address < b.at || address >= b.at + b.size) return false;
+  if (out) *out = describe(p, b);
+  return true;
 }
 
 bool Pool::owns(Addr address) const {
@@ -324,12 +313,17 @@ bool Pool::owns(Addr address) const {
 
 Bytes Pool::largest_free(StreamId stream) const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->figures(0).largest_free + 0 * stream;
+  Impl& p = *impl_;
+  if (p.debug) return 0;
+  StreamIndex by = p.streams.index(stream);
+  if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax) return n;
+  return std::min(p.home.largest(kSmallArena, by), kSmallMax);
 }
 
 PoolStats Pool::stats() const {
   std::lock_guard lock(impl_->mutex);
   PoolStats s = impl_->stats;
+  impl_->counters.fill(&s);
   s.views = impl_->space.views();
   s.views_max = impl_->space.views_max();
   s.va_bytes = impl_->space.va_bytes();
@@ -337,27 +331,28 @@ PoolStats Pool::stats() const {
   std::int64_t free_blocks = 0;
   for (int a = 0; a < Space::kArenas; a++) free_blocks += std::int64_t(impl_->home.index(a).size());
   s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
-  s.inactive_split_bytes[kAll].current = s.inactive_split_bytes[kLarge].current =
-      s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
+  s.inactive_split[kSmall].current = std::int64_t(impl_->home.index(kSmallArena).size());
+  s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
+  s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
+  s.inactive_split_bytes[kSmall].current = std::int64_t(impl_->home.free_bytes(kSmallArena));
+  s.inactive_split_bytes[kLarge].current = s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
   return s;
 }
 
 void Pool::reset_peak_stats() {
   std::lock_guard lock(impl_->mutex);
   auto& s = impl_->stats;
-  for (StatArray* a : {&s.allocation, &s.segment, &s.active, &s.inactive_split, &s.allocated_bytes, &s.reserved_bytes,
-                       &s.active_bytes, &s.inactive_split_bytes, &s.requested_bytes})
+  impl_->counters.reset_peak();
+  for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_peak();
-  s.pending_bytes.reset_peak();
 }
 
 void Pool::reset_accumulated_stats() {
   std::lock_guard lock(impl_->mutex);
   auto& s = impl_->stats;
-  for (StatArray* a : {&s.allocation, &s.segment, &s.active, &s.inactive_split, &s.allocated_bytes, &s.reserved_bytes,
-                       &s.active_bytes, &s.inactive_split_bytes, &s.requested_bytes})
+  impl_->counters.reset_accumulated();
+  for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_accumulated();
-  s.pending_bytes.reset_accumulated();
   s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }
@@ -365,6 +360,8 @@ void Pool::reset_accumulated_stats() {
 void Pool::set_recorder(TraceRecorder* recorder) {
   std::lock_guard lock(impl_->mutex);
   impl_->recorder = recorder;
+  impl_->recorded = 0;
+  for (BlockId id = 0; id < impl_->home.blocks().capacity(); id++) impl_->home.block(id).trace_number = 0;
   impl_->recorded_from = recorder ? impl_->driver.now() : 0;
 }
 

@@ -22,7 +22,7 @@ Bytes Pool::Impl::allowance() const {
 }
 
 Bytes Pool::Impl::budget(Bytes size) const {
-  Bytes peak = std::max(Bytes(stats.occupied_peak), Bytes(stats.active_bytes[kAll].current) + size);
+  Bytes peak = std::max(counters.occupied_peak(), counters.occupied() + size);
   Bytes b = peak + Bytes(double(peak) * config.grow_ratio) + config.grow_slack;
   return std::min(b, space.reserved() + allowance());
 }
@@ -51,11 +51,13 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   Home::Site site = home.growth_site(arena, size, by);
   if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
+  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
   Bytes ask = arena == kSmallArena
                   ? site.need
-                  : std::min(GranuleSizes::ask(site.need, up_to - space.reserved()), round_down(site.room, kGranuleUnit));
-  Status s = home.grow(arena, site.at, GranuleSizes::split(ask));
-  if (!s.ok() && ask > site.need && s.code == Code::out_of_memory) s = home.grow(arena, site.at, GranuleSizes::split(site.need));
+                  : std::min(GranuleSizes::ask(site.need, up_to - space.reserved(), most), site.room);
+  Status s = home.grow(arena, site.at, GranuleSizes::split(ask, most));
+  if (s.code == Code::out_of_memory && ask > site.need)
+    s = home.grow(arena, site.at, GranuleSizes::split(site.need, most));
   if (!s.ok()) {
     refused(*this, s);
     return kNoBlock;
@@ -71,7 +73,8 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
 BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
-  auto plan = stitcher.plan(size, by, up_to > space.reserved() ? up_to - space.reserved() : 0, allowed);
+  Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
+  auto plan = stitcher.plan(size, by, room, allowed, GranuleSizes::most(size, space.reserved(), config.limit != 0));
   if (!plan) return kNoBlock;
   Stitcher::Spot spot;
   Status s = stitcher.stitch(*plan, &spot);
@@ -149,17 +152,14 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   return id;
 }
 
-BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<std::mutex>& lock) {
+BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
-  bool capturing = driver.is_capturing(streams.id(by));
+  bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for
   auto look = [&] {
     if (capturing || (streams.single() && pending.empty() && !streams.has_unfinished())) return;
     streams.close_due();
-    if (streams.poll()) {
-      complete_pending();
-      home.settle();
-    }
+    if (streams.poll()) progressed();
   };
   look();
   BlockId id = try_all(arena, size, by, high);
@@ -180,8 +180,7 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
     if (!pending.empty() || !streams.single()) {
       streams.synchronize_all();
       stats.num_sync_all_streams++;
-      complete_pending();
-      home.settle();
+      progressed();
       if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
     }
   }
@@ -190,11 +189,11 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
     if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
   stats.num_ooms++;
-  throw OutOfMemory(figures(size));
+  throw OutOfMemory(figures(size, by));
 }
 
 // Runs the callback without the lock; false when there is none or it had nothing to give.
-bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<std::mutex>& lock) {
+bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
   if (!reclaim) return false;
   ReclaimCallback callback = reclaim;
   lock.unlock();
@@ -210,7 +209,7 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<std::mutex>& lock) {
   return freed != 0;
 }
 
-BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<std::mutex>& lock) {
+BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
   do {
     Addr at = 0;
     Bytes mapped = round_up(size, kGranuleUnit);
@@ -234,59 +233,54 @@ BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<std::mutex>& lock
     stats.num_alloc_retries++;
   } while (reclaimed(size, lock));
   stats.num_ooms++;
-  throw OutOfMemory(figures(size));
+  throw OutOfMemory(figures(size, 0));
 }
 
-OutOfMemoryFigures Pool::Impl::figures(Bytes requested) const {
+OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
   OutOfMemoryFigures f;
   f.requested = requested;
-  f.live = Bytes(stats.allocated_bytes[kAll].current);
-  f.pending = Bytes(stats.pending_bytes.current);
-  f.reserved = debug ? debug->reserved() : space.reserved();
+  f.live = counters.live();
+  f.pending = counters.pending();
+  f.reserved = reserved();
   f.limit = config.limit;
-  for (int a : {int(kMainArena), int(kSmallArena), int(kIncrementalArena)})
-    home.index(a).from_largest([&](const FreeIndex::Entry& e) {
-      f.largest_free = std::max(f.largest_free, e.size);
-      return true;
-    });
   // Stitching makes one piece of all idle granules, so that is the largest block to be had.
   Bytes idle = 0;
   if (config.alias && !debug)
     for (GranuleId g = 0; g < space.granules(); g++)
-      if (space.granule(g).home && space.granule(g).idle()) idle += space.granule(g).size;
-  f.largest_free = std::max(f.largest_free, idle);
+      if (home.idle_usable(g, by)) idle += space.granule(g).size;
+  f.largest_free = std::max(home.largest(kMainArena, by), idle);
   DeviceMemory m = driver.memory();
   f.device_free = m.free;
   f.device_total = m.total;
   f.device = driver.device();
-  Bytes occupied = Bytes(stats.active_bytes[kAll].peak);
+  Bytes occupied = counters.occupied_peak();
   f.overhead = occupied ? double(stats.reserved_bytes[kAll].peak) / double(occupied) - 1 : 0;
   return f;
 }
 
 Bytes Pool::Impl::trim() {
   if (streams.any_capturing()) return 0;
+  Bytes before = reserved();
   streams.synchronize_all();
-  complete_pending();
-  home.settle();
+  progressed();
   space.sweep().expect_ok();
-  if (debug || space.contiguous()) return 0;  // debug blocks go when freed; a slab is kept whole
-  stitcher.drop_idle();
-  Bytes before = space.reserved();
-  for (GranuleId g = 0; g < space.granules(); g++) {
-    if (!home.idle_finished(g)) continue;
-    int arena = home.arena_of(space.granule(g).home);
-    home.remove(g);
-    Status s = space.give_back(g);
-    if (!s.ok()) {
-      if (space.granule(g).home) home.adopt(arena, g);
-      count_reserved();
-      s.expect_ok();
+  if (!debug && !space.contiguous()) {  // debug blocks go when freed; a slab is kept whole
+    stitcher.drop_idle();
+    for (GranuleId g = 0; g < space.granules(); g++) {
+      if (!home.idle_finished(g)) continue;
+      int arena = home.arena_of(space.granule(g).home);
+      home.remove(g);
+      Status s = space.give_back(g);
+      if (!s.ok()) {
+        home.adopt(arena, g);  // still there, at its home
+        count_reserved();
+        s.expect_ok();
+      }
     }
+    device_limit = ~Bytes{0};
+    count_reserved();
   }
-  device_limit = ~Bytes{0};
-  count_reserved();
-  return before - space.reserved();
+  return before - reserved();
 }
 
 }  // namespace dymem

@@ -32,15 +32,33 @@ bool Stitcher::range_free(const Region& r, std::size_t view, Addr at, Bytes size
   return true;
 }
 
-Stitcher::Spot Stitcher::at(Addr at, Bytes size, StreamIndex by) const {
+RegionId Stitcher::region_of(Addr at) const {
   auto it = std::upper_bound(by_address_.begin(), by_address_.end(), at,
                              [&](Addr a, RegionId r) { return a < space_.region(r).base; });
-  if (it == by_address_.begin()) return {};
+  if (it == by_address_.begin()) return kNone;
   RegionId id = *--it;
+  return at < space_.region(id).base + space_.region(id).size ? id : kNone;
+}
+
+// The view that holds an address of the region.
+static std::size_t view_at(const Region& r, Addr at) {
+  return std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
+}
+
+BlockId Stitcher::covering(Addr at) const {
+  RegionId id = region_of(at);
+  if (id == kNone) return kNoBlock;
   const Region& r = space_.region(id);
-  if (r.broken || at + size > r.base + r.size) return {};
-  std::size_t view = std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
-  if (!range_free(r, view, at, size, by)) return {};
+  std::size_t i = view_at(r, at);
+  if (r.granules[i] == kNone) return kNoBlock;
+  return home_.covering(space_.granule(r.granules[i]).home + (at - r.at[i]));
+}
+
+Stitcher::Spot Stitcher::at(Addr at, Bytes size, StreamIndex by) const {
+  RegionId id = region_of(at);
+  if (id == kNone) return {};
+  const Region& r = space_.region(id);
+  if (r.broken || at + size > r.base + r.size || !range_free(r, view_at(r, at), at, size, by)) return {};
   return {id, at};
 }
 
@@ -92,7 +110,8 @@ Bytes Stitcher::free_tail(const Region& r, StreamIndex by) const {
   return n;
 }
 
-std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance) const {
+std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance,
+                                             Bytes most) const {
   struct Candidate {
     GranuleId id;
     Bytes size;
@@ -173,7 +192,7 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
         p.cost_us -= view_us(space_.granule(p.last).size);
         p.last = kNone;
       }
-      p.fresh = GranuleSizes::split(size - got);
+      p.fresh = GranuleSizes::split(size - got, most);
       for (Bytes n : p.fresh) {
         p.fresh_bytes += n;
         p.cost_us += cost::create_us(n) + 2 * view_us(n);
@@ -200,7 +219,7 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
     consider(tails[i].first, kNone, tails[i].second);
   // Fewer, larger new granules while there is room: they are granules of the main arena like any other.
   if (best && best->fresh_bytes) {
-    best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room));
+    best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room, most), most);
     best->fresh_bytes = 0;
     for (Bytes n : best->fresh) best->fresh_bytes += n;
   }
@@ -242,7 +261,7 @@ Status Stitcher::stitch(const Plan& plan, Spot* out) {
 BlockId Stitcher::take(Spot spot, Bytes size, StreamIndex by) {
   Region& r = space_.region(spot.region);
   Addr at = spot.at, end = at + size;
-  std::size_t i = std::size_t(std::upper_bound(r.at.begin(), r.at.end(), at) - r.at.begin()) - 1;
+  std::size_t i = view_at(r, at);
   BlockId owner = home_.blocks().make();
   BlockId last = kNoBlock;
   while (at < end) {

@@ -31,6 +31,9 @@ class Stitcher {
   // Is exactly this range of views free and usable; `at` is an address inside a region.
   Spot at(Addr at, Bytes size, StreamIndex by) const;
 
+  // The home block seen at an address inside a region, or kNoBlock.
+  BlockId covering(Addr at) const;
+
   struct Plan {
     std::vector<GranuleId> granules;  // in address order; new ones stand before a final partly used one
     std::vector<Bytes> fresh;         // sizes of granules to create
@@ -42,8 +45,9 @@ class Stitcher {
     double cost_us = 0;
   };
   // How to see `size` bytes as one piece with the fewest new bytes, then the least driver time.
-  // `room`: new bytes that may be taken freely (up to the pool's budget). Nothing if more than `allowance` are needed.
-  std::optional<Plan> plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance) const;
+  // `room`: new bytes that may be taken freely (up to the pool's budget); `most`: the largest new granule.
+  // Nothing if more than `allowance` new bytes are needed.
+  std::optional<Plan> plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance, Bytes most) const;
   // Creates what is to be created (in the main arena) and maps the region.
   Status stitch(const Plan& plan, Spot* out);
 
@@ -59,6 +63,7 @@ class Stitcher {
   void audit(std::vector<std::string>* broken) const;
 
  private:
+  RegionId region_of(Addr at) const;  // kNone if no region is mapped there
   bool range_free(const Region& r, std::size_t view, Addr at, Bytes size, StreamIndex by) const;
   Bytes free_tail(const Region& r, StreamIndex by) const;  // usable free bytes at the region's end
   bool region_finished(const Region& r) const;

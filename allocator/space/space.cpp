@@ -17,7 +17,8 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
     : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece), leftovers_(driver) {
   bool vmm = driver.has_vmm() && backing != Backing::contiguous;
   if (backing == Backing::vmm && !vmm)
-    throw InvalidArgument("dymem: backing:vmm was asked for, but this device has no virtual memory management; use backing:auto");
+    throw InvalidArgument("dymem: backing:vmm was asked for, but this device has no virtual memory management; "
+                          "use backing:auto");
   DeviceMemory memory = driver.memory();
   if (vmm) {
     DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
@@ -34,9 +35,13 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
     windows_[1] = {windows_[0].hi, windows_[0].hi + total * kIncrementalTimes};
     windows_[2] = {windows_[1].hi, windows_[1].hi + total * kSmallTimes};
   } else {
+    constexpr Bytes kSlabMin = 64 * kGranuleUnit;
+    if (slab_limit && slab_limit < kSlabMin)
+      throw InvalidArgument("dymem: a contiguous pool takes at least " + human_bytes(kSlabMin) + "; the limit is " +
+                            human_bytes(slab_limit));
     // One slab: all that is free less a reserve for the context and libraries, or the limit.
     Bytes want = slab_limit ? slab_limit : memory.free - memory.free / 20;
-    for (want = round_down(want, kGranuleUnit); want >= 64 * kGranuleUnit; want = round_down(want / 10 * 9, kGranuleUnit)) {
+    for (want = round_down(want, kGranuleUnit); want >= kSlabMin; want = round_down(want / 10 * 9, kGranuleUnit)) {
       if (!driver_.slab_alloc(want, &slab_).ok()) continue;
       slab_size_ = want;
       break;
@@ -45,7 +50,8 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
     base_ = slab_;
     home_size_ = slab_size_;
     // Main from the low end up to 13/16, incremental up to 15/16, small blocks in what is left. One address range.
-    Addr a = base_ + round_down(slab_size_ / 16 * 13, kGranuleUnit), b = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
+    Addr a = base_ + round_down(slab_size_ / 16 * 13, kGranuleUnit);
+    Addr b = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
     windows_[0] = {base_, a};
     windows_[1] = {a, b};
     windows_[2] = {b, base_ + slab_size_};
@@ -78,6 +84,18 @@ void Space::count_view(Bytes size) {
 void Space::uncount_view(Bytes size) {
   views_--;
   va_ -= size;
+}
+
+int Space::arena_of(Addr home) const {
+  int a = 0;
+  while (home < windows_[a].lo || home >= windows_[a].hi) a++;
+  return a;
+}
+
+void Space::count_home(const Granule& g, int by) {
+  int a = arena_of(g.home);
+  arena_granules_[a] += std::uint64_t(std::int64_t(by));
+  arena_bytes_[a] += Bytes(std::int64_t(by) * std::int64_t(g.size));
 }
 
 void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
@@ -129,6 +147,7 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
     reserved_ += sizes[i];
     granule_count_++;
     created_++;
+    count_home(g, 1);
     count_view(sizes[i]);
     if (out) out->push_back(id);
   }
@@ -137,6 +156,7 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
 
 void Space::forget(GranuleId id) {
   Granule& g = granules_[id];
+  count_home(g, -1);
   set_slots(g.home, g.size, 0);
   reserved_ -= g.size;
   granule_count_--;
@@ -185,7 +205,9 @@ Status Space::move_home(GranuleId id, Addr at) {
     return s;
   }
   set_slots(g.home, g.size, 0);
+  count_home(g, -1);
   g.home = at;
+  count_home(g, 1);
   set_slots(at, g.size, id + 1);
   return {};
 }

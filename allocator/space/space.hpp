@@ -27,7 +27,7 @@ using GranuleId = std::uint32_t;
 using RegionId = std::uint32_t;
 constexpr std::uint32_t kNone = 0xffffffff;
 
-struct Granule {
+struct alignas(64) Granule {
   Handle handle = 0;
   Addr home = 0;            // 0 = record not in use
   Bytes size = 0;
@@ -91,6 +91,8 @@ class Space {
   std::size_t regions() const { return regions_.size(); }
 
   Bytes reserved() const { return reserved_; }
+  Bytes arena_bytes(int arena) const { return arena_bytes_[arena]; }  // of the granules with homes in its window
+  std::uint64_t arena_granules(int arena) const { return arena_granules_[arena]; }
   std::uint64_t views() const { return views_; }
   std::uint64_t views_max() const { return views_max_; }
   Bytes va_bytes() const { return va_; }
@@ -125,6 +127,10 @@ class Space {
   std::vector<GranuleId> spare_granules_;
   std::vector<Region> regions_;
   std::vector<RegionId> spare_regions_;
+  int arena_of(Addr home) const;
+  void count_home(const Granule& g, int by);
+  Bytes arena_bytes_[kArenas] = {};
+  std::uint64_t arena_granules_[kArenas] = {};
   std::size_t granule_count_ = 0;
   Bytes reserved_ = 0, va_ = 0, va_max_ = 0;
   std::uint64_t views_ = 0, views_max_ = 0, created_ = 0, destroyed_ = 0;

@@ -26,6 +26,7 @@ StreamIndex StreamTable::index_slow(StreamId stream) {
     }
     streams_.emplace_back();
     streams_.back().id = stream;
+    several_ = streams_.size() > 1;
   }
   cached_id_ = stream;
   cached_index_ = it->second;
@@ -44,17 +45,20 @@ Status StreamTable::take_event(EventId* out) {
   return {};
 }
 
-void StreamTable::close_due() {
+bool StreamTable::close_due() {
   Nanos t = driver_.now();
+  bool closed = false;
   for (std::size_t s = 0; s < streams_.size(); s++) {
     Stream& st = streams_[s];
     if (!st.used) continue;
     Nanos wait = st.gathered >= kCloseBytes ? kCloseInterval : kCloseAnyway;
-    if (t - st.closed_at >= wait && !driver_.is_capturing(st.id)) (void)close(StreamIndex(s));
+    if (t - st.closed_at >= wait) closed |= close(StreamIndex(s)).ok();
   }
+  return closed && poll();
 }
 
 Status StreamTable::close(StreamIndex s) {
+  if (any_capturing()) return {Code::not_ready, "event_record", 0};
   Stream& st = streams_[s];
   EventId e = 0;
   Status status = take_event(&e);
@@ -79,6 +83,7 @@ void StreamTable::close_all() {
 
 bool StreamTable::poll() {
   bool progress = false;
+  if (!has_unfinished() || any_capturing()) return false;
   for (auto& st : streams_)
     while (!st.closed.empty()) {
       Status status = driver_.event_query(st.closed.front().event);

@@ -39,7 +39,7 @@ class StreamTable {
   }
   StreamId id(StreamIndex i) const { return streams_[i].id; }
   std::size_t size() const { return streams_.size(); }
-  bool single() const { return streams_.size() <= 1; }
+  bool single() const { return !several_; }
 
   LastUse now(StreamIndex s) const { return {s, streams_[s].open}; }
   bool finished(LastUse use) const { return use.epoch <= streams_[use.stream].finished; }
@@ -55,12 +55,13 @@ class StreamTable {
   }
   // Called at every malloc and free: now and then closes the epochs in which enough has gathered, so that other streams
   // can have it soon. Free with a single stream; else a counter, and a look at the clock every few calls.
-  void tick() {
-    if (streams_.size() > 1 && ++ticks_ % kTickEvery == 0) close_due();
+  // Returns whether some epoch was seen finished.
+  bool tick() {
+    return __builtin_expect(several_, 0) && ++ticks_ % kTickEvery == 0 && close_due();
   }
-  void close_due();
-  // Closes the open epoch of `s` so that it can finish. If the driver will not record an event the epoch stays open and
-  // is closed later: nothing is lost but time, so that a free never fails.
+  bool close_due();
+  // Closes the open epoch of `s` so that it can finish. If the driver will not record an event, or a capture forbids it
+  // (not_ready), the epoch stays open and is closed later: nothing is lost but time, so that a free never fails.
   Status close(StreamIndex s);
   // The LastUse whose completion covers all work on `s` so far; its epoch is closed, or will be.
   LastUse fence(StreamIndex s) {
@@ -102,6 +103,7 @@ class StreamTable {
   std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
   std::vector<EventId> spare_events_;
   unsigned ticks_ = 0;
+  bool several_ = false;  // more than one stream is known
   StreamId cached_id_ = ~StreamId{0};
   StreamIndex cached_index_ = 0;
 };
