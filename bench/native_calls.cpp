@@ -3,9 +3,9 @@
 //   dymem   Pool, on the CUDA driver, or on the emulated one (accounting) where there is no GPU
 //
 // A pass replays the whole sequence and then frees, untimed, what the sequence left. Both keep their memory between
-// passes, so that a timed pass finds what a running training finds. Nothing is launched on the GPU: what is timed is the
-// allocators' own work. Times are the cycle counter's, calibrated against the steady clock, an empty measurement's cost
-// taken off. One thread.
+// passes, so that a timed pass finds what a running training finds. Nothing is launched on the GPU: what is timed is
+// the allocators' own work. Times are the cycle counter's, calibrated against the steady clock, an empty measurement's
+// cost taken off. One thread.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -103,8 +103,9 @@ class NativeTarget {
  public:
   NativeTarget() : allocator_(c10::cuda::CUDACachingAllocator::get()) {
     if (allocator_->name() != "native")
-      throw std::runtime_error("PyTorch's allocator is not the native one in this process: unset PYTORCH_ALLOC_CONF and "
-                               "do not install dymem");
+      throw std::runtime_error(
+          "PyTorch's allocator is not the native one in this process: unset PYTORCH_ALLOC_CONF and "
+          "do not install dymem");
   }
   void* allocate(Bytes size, dymem::StreamId stream) {
     return allocator_->raw_alloc_with_stream(size, reinterpret_cast<cudaStream_t>(stream));
@@ -120,8 +121,9 @@ class NativeTarget {
 
 class Calls {
  public:
-  Calls(const py::array_t<std::int64_t>& op, const py::array_t<std::int64_t>& block, const py::array_t<std::int64_t>& size,
-        const py::array_t<std::int64_t>& stream, const std::string& driver, int device, Bytes emulated_capacity)
+  Calls(const py::array_t<std::int64_t>& op, const py::array_t<std::int64_t>& block,
+        const py::array_t<std::int64_t>& size, const py::array_t<std::int64_t>& stream, const std::string& driver,
+        int device, Bytes emulated_capacity)
       : dymem_(driver, device, emulated_capacity) {
     const py::ssize_t n = op.size();
     if (block.size() != n || size.size() != n || stream.size() != n)
@@ -221,10 +223,11 @@ class Calls {
 
 PYBIND11_MODULE(native_calls, m) {
   py::class_<Calls>(m, "Calls")
-      .def(py::init<const py::array_t<std::int64_t>&, const py::array_t<std::int64_t>&, const py::array_t<std::int64_t>&,
-                    const py::array_t<std::int64_t>&, const std::string&, int, Bytes>(),
-           py::arg("op"), py::arg("block"), py::arg("size"), py::arg("stream"), py::arg("driver"), py::arg("device") = 0,
-           py::arg("emulated_capacity") = 64 * dymem::kGiB)
+      .def(
+          py::init<const py::array_t<std::int64_t>&, const py::array_t<std::int64_t>&, const py::array_t<std::int64_t>&,
+                   const py::array_t<std::int64_t>&, const std::string&, int, Bytes>(),
+          py::arg("op"), py::arg("block"), py::arg("size"), py::arg("stream"), py::arg("driver"), py::arg("device") = 0,
+          py::arg("emulated_capacity") = 64 * dymem::kGiB)
       .def("dymem_pass", &Calls::dymem_pass, py::arg("large"))
       .def("native_pass", &Calls::native_pass)
       .def("trim", &Calls::trim)

@@ -3,10 +3,10 @@
 //   soak emulated|cuda ITERATIONS WINDOW SCALE SEED [limit_bytes]
 //
 // An iteration is shaped like a language model's training step: per layer, activations that live from forward to
-// backward and temporaries that do not, all proportional to the length; logits in the middle; now and then a block that a
-// side stream fills and the main stream reads (record_stream). SCALE multiplies the lengths' bytes (1 = about 20 GiB).
-// One line of JSON per window of iterations, then one with the final audit. The emulated driver only accounts; its
-// streams finish 10 ms late. Nothing is launched on a GPU.
+// backward and temporaries that do not, all proportional to the length; logits in the middle; now and then a block that
+// a side stream fills and the main stream reads (record_stream). SCALE multiplies the lengths' bytes (1 = about 20
+// GiB). One line of JSON per window of iterations, then one with the final audit. The emulated driver only accounts;
+// its streams finish 10 ms late. Nothing is launched on a GPU.
 #include <unistd.h>
 
 #include <algorithm>

@@ -47,10 +47,12 @@ Bytes parse_size(std::string_view key, std::string_view value) {
     if (error != std::errc() || stop != text.data() + text.size()) bad_value(key, value, kExpected);
     return bytes;
   }
-  struct Unit { const char* name; double bytes; };
-  static constexpr Unit kUnits[] = {{"b", 1},      {"kib", 1024.0}, {"mib", 0x1p20}, {"gib", 0x1p30},
-                                    {"tib", 0x1p40}, {"kb", 1e3},     {"mb", 1e6},     {"gb", 1e9},
-                                    {"tb", 1e12}};
+  struct Unit {
+    const char* name;
+    double bytes;
+  };
+  static constexpr Unit kUnits[] = {{"b", 1},    {"kib", 1024.0}, {"mib", 0x1p20}, {"gib", 0x1p30}, {"tib", 0x1p40},
+                                    {"kb", 1e3}, {"mb", 1e6},     {"gb", 1e9},     {"tb", 1e12}};
   for (const Unit& u : kUnits)
     if (unit == u.name) {
       const double bytes = number * u.bytes;

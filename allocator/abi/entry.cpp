@@ -35,10 +35,11 @@ void complain_of_free(const std::string& why) noexcept {
 void warn_reduced_route() noexcept {
   static std::atomic<bool> told{false};
   if (told.load(std::memory_order_relaxed) || told.exchange(true)) return;
-  std::fprintf(stderr,
-               "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, "
-               "and record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache); "
-               "call dymem.install() instead for all of it.\n");
+  std::fprintf(
+      stderr,
+      "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, "
+      "and record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache); "
+      "call dymem.install() instead for all of it.\n");
 }
 
 }  // namespace
@@ -67,9 +68,7 @@ void set_memory_fraction(int device, Pool& pool, double fraction) {
   fractions()[device] = fraction;
 }
 
-double memory_fraction(int device) {
-  return device >= 0 && device < kDevicesMax ? fractions()[device].load() : 1.0;
-}
+double memory_fraction(int device) { return device >= 0 && device < kDevicesMax ? fractions()[device].load() : 1.0; }
 
 Bytes trim_all() {
   Bytes given_back = 0;
@@ -109,9 +108,7 @@ void dymem_record_stream(void* address, void* stream) {
 
 void dymem_empty_cache() { trim_all(); }
 
-void dymem_set_memory_fraction(double fraction, int device) {
-  set_memory_fraction(device, pool(device), fraction);
-}
+void dymem_set_memory_fraction(double fraction, int device) { set_memory_fraction(device, pool(device), fraction); }
 
 void* dymem_base_allocation(void* address, std::size_t* size) {
   Addr base = 0;

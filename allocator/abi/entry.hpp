@@ -27,11 +27,11 @@ namespace dymem {
 class Pool;
 
 // Shared with the adapter: what both routes do to a pool.
-void free_quietly(Addr address) noexcept;                        // A2; says so once on stderr when it had to give up
+void free_quietly(Addr address) noexcept;  // A2; says so once on stderr when it had to give up
 // The pool's limit becomes a fraction of the device's memory, or the configured limit if that is less.
 void set_memory_fraction(int device, Pool& pool, double fraction);
-double memory_fraction(int device);                              // 1 until set
-Bytes trim_all();                                                // every device's idle granules
-bool base_allocation(Addr address, Addr* base, Bytes* size);     // the block that holds address
+double memory_fraction(int device);                           // 1 until set
+Bytes trim_all();                                             // every device's idle granules
+bool base_allocation(Addr address, Addr* base, Bytes* size);  // the block that holds address
 
 }  // namespace dymem

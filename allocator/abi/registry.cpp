@@ -104,9 +104,9 @@ Pool& pool(int device) {
   const ProcessConfig& config = config_locked(s);
   const bool emulated = config.driver == DriverKind::emulated;
   if (device < 0 || device >= (emulated ? config.emulated_devices : kDevicesMax))
-    throw InvalidArgument("dymem: there is no device " + std::to_string(device) + "; devices are numbered from 0" +
-                          (emulated ? " to " + std::to_string(config.emulated_devices - 1) + " (emulated_devices)."
-                                    : std::string(".")));
+    throw InvalidArgument(
+        "dymem: there is no device " + std::to_string(device) + "; devices are numbered from 0" +
+        (emulated ? " to " + std::to_string(config.emulated_devices - 1) + " (emulated_devices)." : std::string(".")));
   std::unique_ptr<Driver> driver = make_driver(config, device);
   auto made = std::make_unique<Pool>(*driver, config.pool);
   if (config.record_trace) {

@@ -18,6 +18,8 @@
 
 namespace dymem {
 
+class TraceRecorder;
+
 enum class DriverKind : std::uint8_t { cuda, emulated };
 
 struct ProcessConfig {

@@ -16,7 +16,8 @@ std::string human_bytes(Bytes n) {
 DriverError::DriverError(const char* call_name, int error_code, const std::string& detail)
     : Error(std::string(call_name) + " failed with code " + std::to_string(error_code) +
             (detail.empty() ? "" : ": " + detail)),
-      call(call_name), code(error_code) {}
+      call(call_name),
+      code(error_code) {}
 
 static std::string out_of_memory_sentence(const OutOfMemoryFigures& f) {
   char percent[32];
@@ -30,9 +31,9 @@ static std::string out_of_memory_sentence(const OutOfMemoryFigures& f) {
   if (f.limit && f.live + f.pending + f.requested > f.limit)
     s += "The request does not fit under the limit: raise it, or use a smaller batch or activation checkpointing.";
   else if (f.pending >= f.requested)
-    s += "Memory is waiting for work on other streams: synchronize them, or drop record_stream where an event would do.";
-  else
-    s += "Use a smaller batch or activation checkpointing, or free tensors that are no longer needed.";
+    s +=
+        "Memory is waiting for work on other streams: synchronize them, or drop record_stream where an event would do.";
+  else s += "Use a smaller batch or activation checkpointing, or free tensors that are no longer needed.";
   return s;
 }
 

@@ -31,16 +31,16 @@ class DriverError : public Error {
 };
 
 struct OutOfMemoryFigures {
-  Bytes requested = 0;      // bytes asked for
-  Bytes live = 0;           // held by callers
-  Bytes pending = 0;        // freed, still needed by work on some stream
-  Bytes reserved = 0;       // physical bytes the pool holds
-  Bytes limit = 0;          // bytes the pool may hold; 0 = no limit set
-  Bytes largest_free = 0;   // largest block that could be had without growing
-  Bytes device_free = 0;    // what the driver says is free on the device
+  Bytes requested = 0;     // bytes asked for
+  Bytes live = 0;          // held by callers
+  Bytes pending = 0;       // freed, still needed by work on some stream
+  Bytes reserved = 0;      // physical bytes the pool holds
+  Bytes limit = 0;         // bytes the pool may hold; 0 = no limit set
+  Bytes largest_free = 0;  // largest block that could be had without growing
+  Bytes device_free = 0;   // what the driver says is free on the device
   Bytes device_total = 0;
   int device = 0;
-  double overhead = 0;      // reserved peak / occupied peak - 1
+  double overhead = 0;  // reserved peak / occupied peak - 1
 };
 
 class OutOfMemory : public Error {
@@ -57,10 +57,9 @@ std::string human_bytes(Bytes n);
 }  // namespace dymem
 
 // Always on: the cost is a predictable branch. For invariants whose breach would corrupt users' data.
-#define DYMEM_CHECK(cond, values)                                            \
-  do {                                                                       \
-    if (__builtin_expect(!(cond), 0))                                        \
-      ::dymem::check_failed(__FILE__, __LINE__, #cond, (values));            \
+#define DYMEM_CHECK(cond, values)                                                                 \
+  do {                                                                                            \
+    if (__builtin_expect(!(cond), 0)) ::dymem::check_failed(__FILE__, __LINE__, #cond, (values)); \
   } while (0)
 
 // Debug builds only (the sanitizer builds define DYMEM_DEBUG).

@@ -28,7 +28,8 @@ class Lock {
       __builtin_ia32_pause();
 #endif
     }
-    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree) state_.wait(kAwaited, std::memory_order_relaxed);
+    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree)
+      state_.wait(kAwaited, std::memory_order_relaxed);
   }
   std::atomic<std::uint32_t> state_{kFree};
 };

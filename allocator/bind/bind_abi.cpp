@@ -1,13 +1,13 @@
 // dymem._core.abi: the process's configuration, pools and statistics, for Python without torch.
 // The GIL is given up around what may call a driver, so that a thread waiting for the pool's lock never holds it.
+#include <pybind11/stl.h>
+
 #include "abi/entry.hpp"
 #include "abi/registry.hpp"
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
 #include "driver/emulated.hpp"
 #include "trace/recorder.hpp"
-
-#include <pybind11/stl.h>
 
 namespace py = pybind11;
 
@@ -46,26 +46,30 @@ py::object driver_of(int device) {
 
 void bind_abi(py::module_ m) {
   m.doc() = "The process's configuration, pools (one per device) and statistics.";
-  m.def("configure", [](const std::string& text) { configure(parse_config(text)); }, py::arg("text"),
-        "Set the configuration, as key:value,...; raises if another one is set already.");
-  m.def("parse_config", [](const std::string& text) { return config_to_string(parse_config(text)); }, py::arg("text"),
-        "The configuration that `text` means, with every key.");
-  m.def("process_config", [] { return config_to_string(process_config()); },
-        "The configuration in force, with every key; reads DYMEM_CONF if nothing was set.");
+  m.def(
+      "configure", [](const std::string& text) { configure(parse_config(text)); }, py::arg("text"),
+      "Set the configuration, as key:value,...; raises if another one is set already.");
+  m.def(
+      "parse_config", [](const std::string& text) { return config_to_string(parse_config(text)); }, py::arg("text"),
+      "The configuration that `text` means, with every key.");
+  m.def(
+      "process_config", [] { return config_to_string(process_config()); },
+      "The configuration in force, with every key; reads DYMEM_CONF if nothing was set.");
   m.def("valid_keys", [] { return config_keys(); });
   m.def("device_count", &device_count, py::call_guard<py::gil_scoped_release>());
   m.def("forked", &forked);
-  m.def("made", [](int device) { return pool_if_made(device) != nullptr; }, py::arg("device") = 0,
-        "Whether the pool of a device exists; asking makes none.");
+  m.def(
+      "made", [](int device) { return pool_if_made(device) != nullptr; }, py::arg("device") = 0,
+      "Whether the pool of a device exists; asking makes none.");
   m.def("stats", &flat_stats, py::arg("device") = 0,
         "The names of torch.cuda.memory_stats() and dymem's own; zeros if the pool was not made.");
   m.def("pool", &pool, py::arg("device") = 0, py::return_value_policy::reference,
         py::call_guard<py::gil_scoped_release>(), "The pool of a device, made at first use.");
   m.def("driver", &driver_of, py::arg("device") = 0, "The driver under a device's pool; None if it was not made.");
   m.def("trim", &trim_all, py::call_guard<py::gil_scoped_release>(), "Give idle granules back; returns bytes.");
-  m.def("set_memory_fraction",
-        [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); }, py::arg("device"),
-        py::arg("fraction"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "set_memory_fraction", [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); },
+      py::arg("device"), py::arg("fraction"), py::call_guard<py::gil_scoped_release>());
   m.def("memory_fraction", &memory_fraction, py::arg("device"));
   m.def("recorder", &recorder, py::arg("device") = 0, py::return_value_policy::reference,
         "The trace recorder of a device, or None unless trace:on.");

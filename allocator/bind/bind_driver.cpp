@@ -123,15 +123,17 @@ void bind_base(py::module_& m) {
       .def(
           "create", [](Driver& d, Bytes n) { return answer<Handle>([&](Handle* out) { return d.create(n, out); }); },
           py::arg("size"), "(code, handle)")
-      .def("destroy", [](Driver& d, Handle handle) { return d.destroy(handle).code; }, py::arg("handle"), WithoutGil())
+      .def(
+          "destroy", [](Driver& d, Handle handle) { return d.destroy(handle).code; }, py::arg("handle"), WithoutGil())
       .def(
           "map", [](Driver& d, Addr at, Bytes n, Handle handle) { return d.map(at, n, handle).code; }, py::arg("at"),
           py::arg("size"), py::arg("handle"), WithoutGil())
       .def(
           "set_access", [](Driver& d, Addr at, Bytes n) { return d.set_access(at, n).code; }, py::arg("at"),
           py::arg("size"), WithoutGil())
-      .def("unmap", [](Driver& d, Addr at, Bytes n) { return d.unmap(at, n).code; }, py::arg("at"), py::arg("size"),
-           WithoutGil())
+      .def(
+          "unmap", [](Driver& d, Addr at, Bytes n) { return d.unmap(at, n).code; }, py::arg("at"), py::arg("size"),
+          WithoutGil())
       .def(
           "export_handle",
           [](Driver& d, Handle handle) { return answer<int>([&](int* fd) { return d.export_handle(handle, fd); }); },
@@ -143,20 +145,22 @@ void bind_base(py::module_& m) {
           "slab_alloc",
           [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.slab_alloc(n, out); }); },
           py::arg("size"), "(code, address)")
-      .def("slab_free", [](Driver& d, Addr base) { return d.slab_free(base).code; }, py::arg("base"), WithoutGil())
       .def(
-          "event_create",
-          [](Driver& d) { return answer<EventId>([&](EventId* out) { return d.event_create(out); }); },
+          "slab_free", [](Driver& d, Addr base) { return d.slab_free(base).code; }, py::arg("base"), WithoutGil())
+      .def(
+          "event_create", [](Driver& d) { return answer<EventId>([&](EventId* out) { return d.event_create(out); }); },
           "(code, event)")
-      .def("event_destroy", [](Driver& d, EventId e) { return d.event_destroy(e).code; }, py::arg("event"),
-           WithoutGil())
+      .def(
+          "event_destroy", [](Driver& d, EventId e) { return d.event_destroy(e).code; }, py::arg("event"), WithoutGil())
       .def(
           "event_record", [](Driver& d, EventId e, StreamId s) { return d.event_record(e, s).code; }, py::arg("event"),
           py::arg("stream"), WithoutGil())
-      .def("event_query", [](Driver& d, EventId e) { return d.event_query(e).code; }, py::arg("event"), WithoutGil(),
-           "Code.ok = complete, Code.not_ready = not yet")
-      .def("event_synchronize", [](Driver& d, EventId e) { return d.event_synchronize(e).code; }, py::arg("event"),
-           WithoutGil())
+      .def(
+          "event_query", [](Driver& d, EventId e) { return d.event_query(e).code; }, py::arg("event"), WithoutGil(),
+          "Code.ok = complete, Code.not_ready = not yet")
+      .def(
+          "event_synchronize", [](Driver& d, EventId e) { return d.event_synchronize(e).code; }, py::arg("event"),
+          WithoutGil())
       .def(
           "stream_wait", [](Driver& d, StreamId s, EventId e) { return d.stream_wait(s, e).code; }, py::arg("stream"),
           py::arg("event"), WithoutGil())

@@ -19,9 +19,12 @@ namespace {
 
 const char* state_name(BlockState state) {
   switch (state) {
-    case BlockState::free: return "free";
-    case BlockState::live: return "live";
-    case BlockState::pending: return "pending";
+    case BlockState::free:
+      return "free";
+    case BlockState::live:
+      return "live";
+    case BlockState::pending:
+      return "pending";
   }
   return "unknown";
 }

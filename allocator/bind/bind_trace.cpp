@@ -127,7 +127,8 @@ void bind_trace(py::module_ m, py::module_ parent) {
         }
         return trace_dict(trace);
       },
-      py::arg("path"), "A trace file of dymem's own as {'events': bytes, 'count', 'device', 'granularity', 'dropped'}.");
+      py::arg("path"),
+      "A trace file of dymem's own as {'events': bytes, 'count', 'device', 'granularity', 'dropped'}.");
   m.def(
       "write",
       [](const std::string& path, const py::buffer& events, int device, const py::object& granularity,
@@ -143,7 +144,8 @@ void bind_trace(py::module_ m, py::module_ parent) {
       py::arg("path"), py::arg("events"), py::arg("device") = 0, py::arg("granularity") = kGranuleUnit,
       py::arg("dropped") = 0);
   m.def(
-      "is_trace", [](const py::bytes& head) {
+      "is_trace",
+      [](const py::bytes& head) {
         const std::string bytes = head;
         return is_trace_magic(bytes.data(), bytes.size());
       },
@@ -176,13 +178,17 @@ void bind_trace(py::module_ m, py::module_ parent) {
              }
              return events_to_bytes(events);
            })
-      .def("record", [](TraceRecorder& recorder, const py::buffer& events) {
-             for (const TraceEvent& e : events_from_buffer(events)) recorder.record(e);
-           }, py::arg("events"), "Adds events of the program's own, such as marks.")
+      .def(
+          "record",
+          [](TraceRecorder& recorder, const py::buffer& events) {
+            for (const TraceEvent& e : events_from_buffer(events)) recorder.record(e);
+          },
+          py::arg("events"), "Adds events of the program's own, such as marks.")
       .def("dropped", &TraceRecorder::dropped)
       .def("clear", &TraceRecorder::clear);
 
-  parent.def("replay", &run_replay, py::arg("events"), py::arg("options") = py::dict(), py::arg("progress") = py::none(),
+  parent.def("replay", &run_replay, py::arg("events"), py::arg("options") = py::dict(),
+             py::arg("progress") = py::none(),
              "Replays a trace through a pool on the emulated driver; see dymem.replay.");
 }
 

@@ -12,7 +12,8 @@ std::uint64_t to_u64(const py::handle& value, const char* what) {
   const std::uint64_t n = PyLong_AsUnsignedLongLong(value.ptr());
   if (PyErr_Occurred()) {
     PyErr_Clear();
-    throw InvalidArgument(std::string(what) + " must be from 0 to 2**64 - 1, not " + py::cast<std::string>(py::str(value)));
+    throw InvalidArgument(std::string(what) + " must be from 0 to 2**64 - 1, not " +
+                          py::cast<std::string>(py::str(value)));
   }
   return n;
 }
@@ -55,10 +56,14 @@ Mobility mobility_from(const std::string& name) {
 
 const char* mobility_name(Mobility mobility) {
   switch (mobility) {
-    case Mobility::untagged: return "untagged";
-    case Mobility::movable: return "movable";
-    case Mobility::temporary: return "temporary";
-    case Mobility::reclaimed: return "reclaimed";
+    case Mobility::untagged:
+      return "untagged";
+    case Mobility::movable:
+      return "movable";
+    case Mobility::temporary:
+      return "temporary";
+    case Mobility::reclaimed:
+      return "reclaimed";
   }
   return "unknown";
 }
@@ -119,8 +124,8 @@ std::vector<TraceEvent> events_from_buffer(const py::buffer& buffer) {
   }
   const auto n = static_cast<std::size_t>(info.size * info.itemsize);
   if (n % sizeof(TraceEvent) != 0)
-    throw InvalidArgument("the events of a trace take " + std::to_string(sizeof(TraceEvent)) + " bytes each, but there are " +
-                          std::to_string(n) + " bytes; read them with dymem.trace");
+    throw InvalidArgument("the events of a trace take " + std::to_string(sizeof(TraceEvent)) +
+                          " bytes each, but there are " + std::to_string(n) + " bytes; read them with dymem.trace");
   std::vector<TraceEvent> events(n / sizeof(TraceEvent));
   if (n != 0) std::memcpy(events.data(), info.ptr, n);
   return events;

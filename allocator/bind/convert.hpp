@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/event.hpp"
 #include "pool/config.hpp"
 #include "pool/pool.hpp"
-#include "trace/event.hpp"
 
 namespace dymem {
 

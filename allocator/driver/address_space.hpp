@@ -16,7 +16,7 @@ namespace dymem {
 class AddressSpace {
  public:
   AddressSpace(Addr base, Bytes size, Bytes unit);
-  Addr take(Bytes size);               // a multiple of the unit; 0 = no hole is large enough
+  Addr take(Bytes size);                // a multiple of the unit; 0 = no hole is large enough
   void give_back(Addr at, Bytes size);  // what take() gave
 
  private:

@@ -27,13 +27,19 @@ using namespace cuda_abi;
 
 Code code_of(Result result) {
   switch (result) {
-    case kSuccess: return Code::ok;
-    case kErrorOutOfMemory: return Code::out_of_memory;
-    case kErrorNotReady: return Code::not_ready;
+    case kSuccess:
+      return Code::ok;
+    case kErrorOutOfMemory:
+      return Code::out_of_memory;
+    case kErrorNotReady:
+      return Code::not_ready;
     case kErrorInvalidValue:
-    case kErrorInvalidHandle: return Code::invalid;
-    case kErrorNotSupported: return Code::unsupported;
-    default: break;
+    case kErrorInvalidHandle:
+      return Code::invalid;
+    case kErrorNotSupported:
+      return Code::unsupported;
+    default:
+      break;
   }
   // A call that a capture forbids is the caller's breach of the contract.
   if (result >= kErrorCaptureUnsupported && result <= kErrorCaptureWrongThread) return Code::invalid;

@@ -21,8 +21,8 @@ CudaTable load() {
                     "); install one, or choose the emulated driver";
     return table;
   }
-#define DYMEM_CUDA_NEED(member, symbol, parameters)                                                          \
-  if (!look_up(library, symbol, &table.member) && table.missing.empty())                                     \
+#define DYMEM_CUDA_NEED(member, symbol, parameters)                      \
+  if (!look_up(library, symbol, &table.member) && table.missing.empty()) \
     table.missing = "libcuda.so.1 has no function " symbol "; install a newer NVIDIA driver (450 or later)";
   DYMEM_CUDA_FUNCTIONS(DYMEM_CUDA_NEED)
 #undef DYMEM_CUDA_NEED

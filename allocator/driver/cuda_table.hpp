@@ -11,35 +11,35 @@
 namespace dymem {
 
 // X(member, symbol, parameters): needed by every device.
-#define DYMEM_CUDA_FUNCTIONS(X)                                                                                        \
-  X(init, "cuInit", (unsigned flags))                                                                                  \
-  X(get_error_string, "cuGetErrorString", (cuda_abi::Result error, const char** text))                                 \
-  X(device_count, "cuDeviceGetCount", (int* count))                                                                    \
-  X(device_get, "cuDeviceGet", (cuda_abi::Device * device, int ordinal))                                               \
-  X(device_attribute, "cuDeviceGetAttribute", (int* value, int attribute, cuda_abi::Device device))                    \
-  X(device_can_access_peer, "cuDeviceCanAccessPeer", (int* can, cuda_abi::Device device, cuda_abi::Device peer))       \
-  X(primary_retain, "cuDevicePrimaryCtxRetain", (cuda_abi::Context * context, cuda_abi::Device device))                \
-  X(primary_release, "cuDevicePrimaryCtxRelease_v2", (cuda_abi::Device device))                                        \
-  X(context_current, "cuCtxGetCurrent", (cuda_abi::Context * context))                                                 \
-  X(context_push, "cuCtxPushCurrent_v2", (cuda_abi::Context context))                                                  \
-  X(context_pop, "cuCtxPopCurrent_v2", (cuda_abi::Context * context))                                                  \
-  X(memory_info, "cuMemGetInfo_v2", (std::size_t * free, std::size_t * total))                                         \
-  X(mem_alloc, "cuMemAlloc_v2", (cuda_abi::DevicePtr * at, std::size_t size))                                          \
-  X(mem_free, "cuMemFree_v2", (cuda_abi::DevicePtr at))                                                                \
-  X(copy_to_device, "cuMemcpyHtoD_v2", (cuda_abi::DevicePtr to, const void* from, std::size_t size))                   \
-  X(copy_to_host, "cuMemcpyDtoH_v2", (void* to, cuda_abi::DevicePtr from, std::size_t size))                           \
-  X(event_create, "cuEventCreate", (cuda_abi::Event * event, unsigned flags))                                          \
-  X(event_destroy, "cuEventDestroy_v2", (cuda_abi::Event event))                                                       \
-  X(event_record, "cuEventRecord", (cuda_abi::Event event, cuda_abi::Stream stream))                                   \
-  X(event_query, "cuEventQuery", (cuda_abi::Event event))                                                              \
-  X(event_synchronize, "cuEventSynchronize", (cuda_abi::Event event))                                                  \
-  X(stream_wait_event, "cuStreamWaitEvent", (cuda_abi::Stream stream, cuda_abi::Event event, unsigned flags))          \
+#define DYMEM_CUDA_FUNCTIONS(X)                                                                                  \
+  X(init, "cuInit", (unsigned flags))                                                                            \
+  X(get_error_string, "cuGetErrorString", (cuda_abi::Result error, const char** text))                           \
+  X(device_count, "cuDeviceGetCount", (int* count))                                                              \
+  X(device_get, "cuDeviceGet", (cuda_abi::Device * device, int ordinal))                                         \
+  X(device_attribute, "cuDeviceGetAttribute", (int* value, int attribute, cuda_abi::Device device))              \
+  X(device_can_access_peer, "cuDeviceCanAccessPeer", (int* can, cuda_abi::Device device, cuda_abi::Device peer)) \
+  X(primary_retain, "cuDevicePrimaryCtxRetain", (cuda_abi::Context * context, cuda_abi::Device device))          \
+  X(primary_release, "cuDevicePrimaryCtxRelease_v2", (cuda_abi::Device device))                                  \
+  X(context_current, "cuCtxGetCurrent", (cuda_abi::Context * context))                                           \
+  X(context_push, "cuCtxPushCurrent_v2", (cuda_abi::Context context))                                            \
+  X(context_pop, "cuCtxPopCurrent_v2", (cuda_abi::Context * context))                                            \
+  X(memory_info, "cuMemGetInfo_v2", (std::size_t* free, std::size_t* total))                                     \
+  X(mem_alloc, "cuMemAlloc_v2", (cuda_abi::DevicePtr * at, std::size_t size))                                    \
+  X(mem_free, "cuMemFree_v2", (cuda_abi::DevicePtr at))                                                          \
+  X(copy_to_device, "cuMemcpyHtoD_v2", (cuda_abi::DevicePtr to, const void* from, std::size_t size))             \
+  X(copy_to_host, "cuMemcpyDtoH_v2", (void* to, cuda_abi::DevicePtr from, std::size_t size))                     \
+  X(event_create, "cuEventCreate", (cuda_abi::Event * event, unsigned flags))                                    \
+  X(event_destroy, "cuEventDestroy_v2", (cuda_abi::Event event))                                                 \
+  X(event_record, "cuEventRecord", (cuda_abi::Event event, cuda_abi::Stream stream))                             \
+  X(event_query, "cuEventQuery", (cuda_abi::Event event))                                                        \
+  X(event_synchronize, "cuEventSynchronize", (cuda_abi::Event event))                                            \
+  X(stream_wait_event, "cuStreamWaitEvent", (cuda_abi::Stream stream, cuda_abi::Event event, unsigned flags))    \
   X(stream_is_capturing, "cuStreamIsCapturing", (cuda_abi::Stream stream, unsigned* status))
 
 // Virtual memory management: old drivers lack these; then has_vmm is false.
 #define DYMEM_CUDA_VMM_FUNCTIONS(X)                                                                                    \
   X(granularity, "cuMemGetAllocationGranularity",                                                                      \
-    (std::size_t * granularity, const cuda_abi::AllocationProp* prop, unsigned option))                                \
+    (std::size_t* granularity, const cuda_abi::AllocationProp* prop, unsigned option))                                 \
   X(address_reserve, "cuMemAddressReserve",                                                                            \
     (cuda_abi::DevicePtr * at, std::size_t size, std::size_t alignment, cuda_abi::DevicePtr hint,                      \
      unsigned long long flags))                                                                                        \
@@ -63,8 +63,8 @@ struct CudaTable {
   DYMEM_CUDA_FUNCTIONS(DYMEM_CUDA_MEMBER)
   DYMEM_CUDA_VMM_FUNCTIONS(DYMEM_CUDA_MEMBER)
 #undef DYMEM_CUDA_MEMBER
-  bool has_vmm = false;   // all of the second list were found
-  std::string missing;    // why the table cannot be used: one sentence; empty = it can
+  bool has_vmm = false;  // all of the second list were found
+  std::string missing;   // why the table cannot be used: one sentence; empty = it can
 };
 
 const CudaTable& cuda_table();

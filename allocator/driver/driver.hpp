@@ -55,8 +55,8 @@ struct DeviceMemory {
 
 // What a driver counts of itself since it was made; times are what the calls cost (measured or charged).
 struct DriverCounters {
-  std::uint64_t reserve = 0, create = 0, map = 0, set_access = 0, unmap = 0, destroy = 0;   // calls
-  std::uint64_t event_record = 0, event_query = 0, event_wait = 0;                          // calls
+  std::uint64_t reserve = 0, create = 0, map = 0, set_access = 0, unmap = 0, destroy = 0;  // calls
+  std::uint64_t event_record = 0, event_query = 0, event_wait = 0;                         // calls
   Nanos memory_time_ns = 0;  // creating, mapping, access, unmapping, releasing
   std::uint64_t memory_calls() const { return create + map + set_access + unmap + destroy; }
 };
@@ -66,10 +66,10 @@ class Driver {
   virtual ~Driver() = default;
 
   // --- what the device is
-  virtual const char* name() const = 0;      // "cuda", "emulated", "checked(emulated)", …
+  virtual const char* name() const = 0;  // "cuda", "emulated", "checked(emulated)", …
   virtual int device() const = 0;
-  virtual Bytes granularity() const = 0;     // unit of create(): 2 MiB
-  virtual bool has_vmm() const = 0;          // false: reserve/create/map are unsupported; use slab_alloc
+  virtual Bytes granularity() const = 0;  // unit of create(): 2 MiB
+  virtual bool has_vmm() const = 0;       // false: reserve/create/map are unsupported; use slab_alloc
   virtual DeviceMemory memory() = 0;
 
   // --- addresses
@@ -95,10 +95,10 @@ class Driver {
   virtual Status event_create(EventId* out) = 0;
   virtual Status event_destroy(EventId event) = 0;
   virtual Status event_record(EventId event, StreamId stream) = 0;
-  virtual Status event_query(EventId event) = 0;                    // ok = complete, not_ready = not yet
-  virtual Status event_synchronize(EventId event) = 0;              // waits on the host
-  virtual Status stream_wait(StreamId stream, EventId event) = 0;   // later work on stream waits for event
-  virtual bool is_capturing(StreamId stream) = 0;                   // a graph capture is under way: no calls then
+  virtual Status event_query(EventId event) = 0;                   // ok = complete, not_ready = not yet
+  virtual Status event_synchronize(EventId event) = 0;             // waits on the host
+  virtual Status stream_wait(StreamId stream, EventId event) = 0;  // later work on stream waits for event
+  virtual bool is_capturing(StreamId stream) = 0;                  // a graph capture is under way: no calls then
 
   // --- clock, and bytes for tests (synchronous; unsupported in accounting-only emulation)
   virtual Nanos now() = 0;

@@ -94,7 +94,7 @@ class Faulty final : public FaultyDriver {
   bool strikes(const char* call, Status* fault) {
     const Lock lock(mutex_);
     ++calls_;
-    if (left_ == 0) return false;     // disarmed
+    if (left_ == 0) return false;  // disarmed
     if (left_ > 1) return --left_, false;
     if (kind_ == FaultKind::once) left_ = 0;
     ++failures_;

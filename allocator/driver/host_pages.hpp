@@ -30,8 +30,8 @@ class HostPages {
 
  private:
   Bytes granularity_;
-  int file_ = -1;            // opened with the first granule
-  std::uint64_t end_ = 0;    // where the next granule begins
+  int file_ = -1;          // opened with the first granule
+  std::uint64_t end_ = 0;  // where the next granule begins
 };
 
 }  // namespace dymem

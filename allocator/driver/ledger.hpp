@@ -36,8 +36,8 @@ class Ledger {
   const char* refuse_release(Addr base, Bytes size) const;
   const char* refuse_handle(Handle handle) const;  // destroy, export
   const char* refuse_map(Addr at, Bytes size, Handle handle) const;
-  const char* refuse_run(Addr at, Bytes size) const;    // set_access, unmap: one or several adjacent whole views
-  const char* refuse_bytes(Addr at, Bytes n) const;     // read, write: all of it accessible
+  const char* refuse_run(Addr at, Bytes size) const;  // set_access, unmap: one or several adjacent whole views
+  const char* refuse_bytes(Addr at, Bytes n) const;   // read, write: all of it accessible
   const char* refuse_slab_free(Addr base) const;
 
   // The changes. Each needs the matching refuse_…() to have answered null.

@@ -29,9 +29,9 @@ class VirtualStreams {
 
   EventId create() { return events_.add(Event{}); }
   bool destroy(EventId event) { return events_.erase(event); }
-  bool record(EventId event, StreamId stream);           // false: no such event
-  bool completion(EventId event, Nanos* out);            // false: no such event
-  bool wait(StreamId stream, EventId event);             // false: no such event
+  bool record(EventId event, StreamId stream);  // false: no such event
+  bool completion(EventId event, Nanos* out);   // false: no such event
+  bool wait(StreamId stream, EventId event);    // false: no such event
   std::size_t events() const { return events_.size(); }
 
  private:

@@ -40,10 +40,10 @@ void Home::audit(std::vector<std::string>* broken) const {
           tail = n;
         }
         if (block.run_size != run || block.run_end != tail || blocks_[tail].run_end != b)
-          say("B2: run at " + number(block.at) + " is " + number(run) + " bytes, recorded as " + number(block.run_size));
-        bool indexed = arenas_[block.arena].index.from(run, [&](const FreeIndex::Entry& e) {
-          return e.head == b || e.size > run;
-        });
+          say("B2: run at " + number(block.at) + " is " + number(run) + " bytes, recorded as " +
+              number(block.run_size));
+        bool indexed = arenas_[block.arena].index.from(
+            run, [&](const FreeIndex::Entry& e) { return e.head == b || e.size > run; });
         (void)indexed;
       }
       x = stop;
@@ -87,7 +87,7 @@ void Stitcher::audit(std::vector<std::string>* broken) const {
   for (BlockId id = 0; id < blocks.capacity(); id++)
     if (blocks[id].kind == BlockKind::lent && !owned[id]) broken->push_back("B4: a lent block has no owner");
   for (RegionId id : by_address_)
-    if (space_.region(id).held != held[id]) broken->push_back("T1: a region counts its blocks wrongly");
+    if (usage_[id].held != held[id]) broken->push_back("T1: a region counts its blocks wrongly");
 }
 
 std::vector<std::string> Pool::audit() const {
@@ -113,7 +113,8 @@ std::vector<std::string> Pool::audit() const {
   }
   auto same = [&](const char* what, std::int64_t counted, std::int64_t recorded) {
     if (counted != recorded)
-      broken.push_back(std::string(what) + ": counted " + std::to_string(counted) + ", recorded " + std::to_string(recorded));
+      broken.push_back(std::string(what) + ": counted " + std::to_string(counted) + ", recorded " +
+                       std::to_string(recorded));
   };
   same("live bytes", std::int64_t(live), stats.allocated_bytes[kAll].current);
   same("live blocks", live_count, stats.allocation[kAll].current);

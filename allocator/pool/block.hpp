@@ -36,19 +36,19 @@ struct alignas(64) Block {
   Addr at = 0;
   Bytes size = 0;
   union {
-    Bytes run_size = 0;             // free head: bytes of its run
-    std::uint64_t trace_number;     // held: 1 + its number in the trace; 0 = not recorded
+    Bytes run_size = 0;          // free head: bytes of its run
+    std::uint64_t trace_number;  // held: 1 + its number in the trace; 0 = not recorded
   };
   BlockId prev = kNoBlock, next = kNoBlock;
   union {
-    BlockId run_end = kNoBlock;     // free: head -> tail, tail -> head
-    BlockId owner;                  // lent: the stitched block
-    std::uint32_t region;           // stitched: region number
+    BlockId run_end = kNoBlock;  // free: head -> tail, tail -> head
+    BlockId owner;               // lent: the stitched block
+    std::uint32_t region;        // stitched: region number
   };
-  BlockId next_piece = kNoBlock;    // stitched: first piece; lent: next piece
-  std::uint32_t uses = 0;           // held: 1 + index into the pool's record_stream lists; 0 = none
-  LastUse last_use;                 // free: who used it last; held: stream is the owner's
-  std::uint16_t slack = 0;          // held: size - bytes asked for
+  BlockId next_piece = kNoBlock;  // stitched: first piece; lent: next piece
+  std::uint32_t uses = 0;         // held: 1 + index into the pool's record_stream lists; 0 = none
+  LastUse last_use;               // free: who used it last; held: stream is the owner's
+  std::uint16_t slack = 0;        // held: size - bytes asked for
   BlockKind kind = BlockKind::unused;
   std::uint8_t arena = 0;
   std::uint8_t mobility = 0;

@@ -6,10 +6,10 @@
 namespace dymem {
 
 struct PoolConfig {
-  Bytes limit = 0;            // bytes the pool may hold of the device; 0 = none
+  Bytes limit = 0;  // bytes the pool may hold of the device; 0 = none
   Backing backing = Backing::automatic;
-  bool alias = true;          // stitch idle granules by mapping them a second time; false: unmap and map again
-  bool debug = false;         // one mapping per block, with guard pages: for compute-sanitizer
+  bool alias = true;   // stitch idle granules by mapping them a second time; false: unmap and map again
+  bool debug = false;  // one mapping per block, with guard pages: for compute-sanitizer
   // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack.
   double grow_ratio = 0.01;
   Bytes grow_slack = 8 * kMiB;

@@ -54,9 +54,9 @@ class Home {
   // Where the arena should grow so that a run of `size` usable bytes results, and how many new bytes that takes.
   struct Site {
     Addr at = 0;
-    Bytes need = 0;    // new bytes for the run; a multiple of the granule unit
-    Bytes room = 0;    // bytes that fit there at most
-    Bytes have = 0;    // free bytes already there, just before
+    Bytes need = 0;  // new bytes for the run; a multiple of the granule unit
+    Bytes room = 0;  // bytes that fit there at most
+    Bytes have = 0;  // free bytes already there, just before
   };
   Site growth_site(int arena, Bytes size, StreamIndex by) const;
   Addr room_for(int arena, Bytes bytes) const;  // home addresses with nothing mapped; 0 = the window is used up
@@ -70,7 +70,7 @@ class Home {
   Bytes free_suffix(GranuleId id, StreamIndex by) const;
   bool idle_usable(GranuleId id, StreamIndex by) const;  // wholly free, and usable
   bool idle_finished(GranuleId id) const;                // … by anyone: no work uses it any more
-  BlockId covering(Addr at) const;  // the home block that holds this address, or kNoBlock
+  BlockId covering(Addr at) const;                       // the home block that holds this address, or kNoBlock
   BlockId run_head(BlockId id) const;
   int arena_of(Addr at) const;
 
@@ -87,21 +87,22 @@ class Home {
   };
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
-  // Bytes of a wholly free granule that stay free, but can no longer be stitched whole, if a block ends or begins at `cut`.
+  // Bytes of a wholly free granule that stay free, but can no longer be stitched whole, if a block ends or begins at
+  // `cut`.
   Bytes stranded(Addr cut, bool below) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
   void each_gap(const Arena& a, F f) const;
   bool may_join(LastUse a, LastUse b) const;
   LastUse joined(LastUse a, LastUse b) const;
-  BlockId join(BlockId a, BlockId b);             // neighbours, both free; returns the one that stays
-  BlockId split(BlockId id, Addr at);             // returns the upper part; `id` may become either (see cpp)
-  void hint(BlockId id, Addr from, Bytes size);   // Granule::first of the granules that start in there
+  BlockId join(BlockId a, BlockId b);            // neighbours, both free; returns the one that stays
+  BlockId split(BlockId id, Addr at);            // returns the upper part; `id` may become either (see cpp)
+  void hint(BlockId id, Addr from, Bytes size);  // Granule::first of the granules that start in there
   // Bytes of [at, at+size) become used (or free) in their granules; granules that start in there name `id`.
   void use(Addr at, Bytes size, bool used, BlockId id);
   BlockId take_low(BlockId head, Bytes size, BlockKind kind);  // the usual case: the low end of a run of one block
-  bool release_plain(BlockId id);                 // the usual case: neighbours are runs of one block, or not free
-  void insert_free(BlockId id);                   // links are set; joins with free neighbours and indexes
+  bool release_plain(BlockId id);  // the usual case: neighbours are runs of one block, or not free
+  void insert_free(BlockId id);    // links are set; joins with free neighbours and indexes
 
   Space& space_;
   StreamTable& streams_;

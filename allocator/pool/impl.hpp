@@ -12,7 +12,6 @@
 #include "pool/pool.hpp"
 #include "pool/sticky.hpp"
 #include "pool/stitcher.hpp"
-#include "trace/recorder.hpp"
 
 namespace dymem {
 
@@ -32,7 +31,7 @@ struct Pool::Impl {
   void progressed();                      // StreamTable::poll saw epochs finish
   bool complete_pending();                // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
-  void count_reserved();                  // after granules were made or given back
+  void count_reserved();  // after granules were made or given back
   void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);
 
   // --- slow_path.cpp
@@ -44,9 +43,9 @@ struct Pool::Impl {
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
-  Bytes budget(Bytes size) const;         // reserved bytes up to which growing goes before stitching
+  Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
-  Bytes allowance() const;                // bytes that may still be taken from the device
+  Bytes allowance() const;  // bytes that may still be taken from the device
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
@@ -58,27 +57,27 @@ struct Pool::Impl {
   Home home;
   Stitcher stitcher;
   Sticky sticky;
-  BlockMap held;                          // address -> block that a caller holds
-  std::unique_ptr<DebugHeap> debug;       // config.debug: takes the place of all of the above
+  BlockMap held;                     // address -> block that a caller holds
+  std::unique_ptr<DebugHeap> debug;  // config.debug: takes the place of all of the above
 
-  struct Use {                            // record_stream: other streams a held block is used on
+  struct Use {  // record_stream: other streams a held block is used on
     std::vector<StreamIndex> streams;
   };
-  std::vector<Use> uses;                  // Block::uses - 1
+  std::vector<Use> uses;  // Block::uses - 1
   std::vector<std::uint32_t> spare_uses;
   struct Pending {
     BlockId id;
-    LastUse own;                          // of its own stream, when the caller freed it
-    std::vector<LastUse> waits;           // of the others
+    LastUse own;                 // of its own stream, when the caller freed it
+    std::vector<LastUse> waits;  // of the others
   };
   std::vector<Pending> pending;
-  unsigned until_poll = 0;                // mallocs until pending blocks are looked at again
+  unsigned until_poll = 0;  // mallocs until pending blocks are looked at again
 
-  Counters counters;                      // what every call counts
-  PoolStats stats;                        // the rest
-  Bytes device_limit = ~Bytes{0};         // reserved bytes at which the device last refused; lifted by giving back
+  Counters counters;               // what every call counts
+  PoolStats stats;                 // the rest
+  Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   ReclaimCallback reclaim;
-  TraceRecorder* recorder = nullptr;
+  EventSink* recorder = nullptr;
   Nanos recorded_from = 0;
   std::uint64_t recorded = 0;
   mutable Lock mutex;

@@ -13,7 +13,12 @@ constexpr unsigned kPollEvery = 32;
 constexpr Bytes kStickyMin = 4 * kMiB;
 
 Pool::Impl::Impl(Driver& d, const PoolConfig& c)
-    : driver(d), config(c), streams(d), space(d, c.backing, c.limit), home(space, streams), stitcher(space, home, streams) {
+    : driver(d),
+      config(c),
+      streams(d),
+      space(d, c.backing, c.limit),
+      home(space, streams),
+      stitcher(space, home, streams) {
   if (c.debug) {
     if (!d.has_vmm()) throw InvalidArgument("dymem: debug:on needs a device with virtual memory management");
     debug = std::make_unique<DebugHeap>(d);
@@ -122,7 +127,8 @@ void Pool::Impl::free(Addr address) {
   Block& b = home.block(id);
   Bytes size = b.size;
   if (recorder && b.trace_number)
-    record(TraceKind::free_requested, b.trace_number - 1, b.requested(), streams.id(b.last_use.stream), Mobility(b.mobility));
+    record(TraceKind::free_requested, b.trace_number - 1, b.requested(), streams.id(b.last_use.stream),
+           Mobility(b.mobility));
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
   if (__builtin_expect(b.uses != 0, 0)) {
@@ -335,7 +341,8 @@ PoolStats Pool::stats() const {
   s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
   s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
   s.inactive_split_bytes[kSmall].current = std::int64_t(impl_->home.free_bytes(kSmallArena));
-  s.inactive_split_bytes[kLarge].current = s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
+  s.inactive_split_bytes[kLarge].current =
+      s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
   return s;
 }
 
@@ -357,7 +364,7 @@ void Pool::reset_accumulated_stats() {
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }
 
-void Pool::set_recorder(TraceRecorder* recorder) {
+void Pool::set_recorder(EventSink* recorder) {
   std::lock_guard lock(impl_->mutex);
   impl_->recorder = recorder;
   impl_->recorded = 0;

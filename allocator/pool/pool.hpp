@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
+#include "base/event.hpp"
 #include "base/units.hpp"
 #include "driver/driver.hpp"
 #include "pool/config.hpp"
@@ -31,8 +32,8 @@ enum class BlockState : std::uint8_t { free, live, pending };
 
 struct BlockInfo {
   Addr address = 0;
-  Bytes size = 0;        // block bytes
-  Bytes requested = 0;   // bytes asked for; 0 when free
+  Bytes size = 0;       // block bytes
+  Bytes requested = 0;  // bytes asked for; 0 when free
   StreamId stream = 0;
   Mobility mobility = Mobility::untagged;
   BlockState state = BlockState::free;
@@ -41,8 +42,6 @@ struct BlockInfo {
 
 // Called when the device or the limit has nothing left, before failing; returns bytes it set free (0 = give up).
 using ReclaimCallback = std::function<Bytes(Bytes wanted)>;
-
-class TraceRecorder;
 
 class Pool {
  public:
@@ -84,8 +83,8 @@ class Pool {
   // Recounts everything from the blocks; returns one sentence per broken invariant, naming it. Empty = sound.
   std::vector<std::string> audit() const;
 
-  // Trace recording: not owned; nullptr = off.
-  void set_recorder(TraceRecorder* recorder);
+  // Reports every call from now on: not owned; nullptr = off.
+  void set_recorder(EventSink* recorder);
 
   Driver& driver();
   const PoolConfig& config() const;

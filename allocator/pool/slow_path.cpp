@@ -52,9 +52,8 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
-  Bytes ask = arena == kSmallArena
-                  ? site.need
-                  : std::min(GranuleSizes::ask(site.need, up_to - space.reserved(), most), site.room);
+  Bytes ask = arena == kSmallArena ? site.need
+                                   : std::min(GranuleSizes::ask(site.need, up_to - space.reserved(), most), site.room);
   Status s = home.grow(arena, site.at, GranuleSizes::split(ask, most));
   if (s.code == Code::out_of_memory && ask > site.need)
     s = home.grow(arena, site.at, GranuleSizes::split(site.need, most));
@@ -102,9 +101,8 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
     if (!home.idle_usable(g, by)) continue;
     idle.push_back(g);
   }
-  std::stable_sort(idle.begin(), idle.end(), [&](GranuleId a, GranuleId b) {
-    return space.granule(a).size > space.granule(b).size;
-  });
+  std::stable_sort(idle.begin(), idle.end(),
+                   [&](GranuleId a, GranuleId b) { return space.granule(a).size > space.granule(b).size; });
   std::vector<GranuleId> chosen;
   for (GranuleId g : idle) {
     if (got >= site.need) break;

@@ -27,31 +27,31 @@ enum StatPool : int { kAll = 0, kSmall = 1, kLarge = 2, kStatPools = 3 };
 using StatArray = Stat[kStatPools];
 
 struct PoolStats {
-  StatArray allocation;            // blocks held by callers (count)
-  StatArray segment;               // granules held of the device (count)
-  StatArray active;                // blocks held or pending (count)
-  StatArray inactive_split;        // free blocks (count)
-  StatArray allocated_bytes;       // live bytes
-  StatArray reserved_bytes;        // physical bytes held, each granule once
-  StatArray active_bytes;          // occupied bytes: live + pending
-  StatArray inactive_split_bytes;  // free bytes within granules
-  StatArray requested_bytes;       // what callers asked for
-  std::int64_t num_alloc_retries = 0;   // mallocs that had to wait, trim or run callbacks at the limit
+  StatArray allocation;                // blocks held by callers (count)
+  StatArray segment;                   // granules held of the device (count)
+  StatArray active;                    // blocks held or pending (count)
+  StatArray inactive_split;            // free blocks (count)
+  StatArray allocated_bytes;           // live bytes
+  StatArray reserved_bytes;            // physical bytes held, each granule once
+  StatArray active_bytes;              // occupied bytes: live + pending
+  StatArray inactive_split_bytes;      // free bytes within granules
+  StatArray requested_bytes;           // what callers asked for
+  std::int64_t num_alloc_retries = 0;  // mallocs that had to wait, trim or run callbacks at the limit
   std::int64_t num_ooms = 0;
   std::int64_t num_sync_all_streams = 0;
-  std::int64_t num_device_alloc = 0;    // granules created
-  std::int64_t num_device_free = 0;     // granules destroyed
+  std::int64_t num_device_alloc = 0;  // granules created
+  std::int64_t num_device_free = 0;   // granules destroyed
   Bytes max_split_size = 0;
   // dymem's own
-  std::int64_t occupied_peak = 0;       // of occupied bytes, never reset: what growing goes by
-  Stat pending_bytes;              // freed, still needed by work on some stream
-  std::int64_t num_stitches = 0;        // blocks given out through newly mapped views
-  std::int64_t num_stitch_reuses = 0;   // blocks given out through views that were already there
-  std::int64_t num_sticky_hits = 0;     // blocks given the address they had in the same place of an earlier iteration
-  std::int64_t num_stream_waits = 0;    // one stream made to wait for another (only at the limit)
-  std::uint64_t views = 0;              // mappings that exist now
+  std::int64_t occupied_peak = 0;      // of occupied bytes, never reset: what growing goes by
+  Stat pending_bytes;                  // freed, still needed by work on some stream
+  std::int64_t num_stitches = 0;       // blocks given out through newly mapped views
+  std::int64_t num_stitch_reuses = 0;  // blocks given out through views that were already there
+  std::int64_t num_sticky_hits = 0;    // blocks given the address they had in the same place of an earlier iteration
+  std::int64_t num_stream_waits = 0;   // one stream made to wait for another (only at the limit)
+  std::uint64_t views = 0;             // mappings that exist now
   std::uint64_t views_max = 0;
-  Bytes va_bytes = 0;                   // addresses under views now
+  Bytes va_bytes = 0;  // addresses under views now
   Bytes va_bytes_max = 0;
 };
 

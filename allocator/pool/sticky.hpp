@@ -1,9 +1,9 @@
 // The address a request had in the same place of an earlier iteration.
 //
 // "The same place" = same size, same stream, same live bytes at that moment: in iterations that repeat, live bytes tell
-// the n-th allocation from all others without knowing where iterations begin. A plain cache: a wrong or lost entry costs
-// a search, never correctness. A later planned tier answers the same question ("where does this request go?") from a
-// plan instead. Lock: the pool's. Cost: one cache line.
+// the n-th allocation from all others without knowing where iterations begin. A plain cache: a wrong or lost entry
+// costs a search, never correctness. A later planned tier answers the same question ("where does this request go?")
+// from a plan instead. Lock: the pool's. Cost: one cache line.
 #pragma once
 #include <memory>
 

@@ -248,6 +248,7 @@ Status Stitcher::stitch(const Plan& plan, Spot* out) {
   RegionId id = kNone;
   Status s = space_.add_region(granules, &id);
   if (!s.ok()) return s;  // fresh granules stay: free bytes of the main arena
+  if (usage_.size() <= id) usage_.resize(id + 1);
   const Region& r = space_.region(id);
   auto it = std::upper_bound(by_address_.begin(), by_address_.end(), r.base,
                              [&](Addr a, RegionId other) { return a < space_.region(other).base; });
@@ -259,7 +260,7 @@ Status Stitcher::stitch(const Plan& plan, Spot* out) {
 }
 
 BlockId Stitcher::take(Spot spot, Bytes size, StreamIndex by) {
-  Region& r = space_.region(spot.region);
+  const Region& r = space_.region(spot.region);
   Addr at = spot.at, end = at + size;
   std::size_t i = view_at(r, at);
   BlockId owner = home_.blocks().make();
@@ -290,13 +291,12 @@ BlockId Stitcher::take(Spot spot, Bytes size, StreamIndex by) {
   b.kind = BlockKind::stitched;
   b.region = spot.region;
   b.arena = kMainArena;
-  r.held++;
-  r.used_at = ++clock_;
+  usage_[spot.region].held++;
+  usage_[spot.region].used_at = ++clock_;
   return owner;
 }
 
 void Stitcher::release(BlockId id, LastUse use) {
-  Region& r = space_.region(home_.block(id).region);
   RegionId region = home_.block(id).region;
   for (BlockId piece = home_.block(id).next_piece; piece != kNoBlock;) {
     BlockId next = home_.block(piece).next_piece;
@@ -304,62 +304,49 @@ void Stitcher::release(BlockId id, LastUse use) {
     piece = next;
   }
   home_.blocks().drop(id);
-  r.held--;
-  if (r.last_use.stream == use.stream || streams_.finished(r.last_use)) {
-    r.last_use = use;
-  } else {
-    bool known = false;
-    for (auto& u : r.more_uses)
-      if (u.stream == use.stream) {
-        u = use;
-        known = true;
-      }
-    if (!known) r.more_uses.push_back(use);
-  }
-  if (r.broken && r.held == 0 && region_finished(r) && space_.drop_region(region).ok()) dropped(region);
+  note_release(region, use);
+  if (space_.region(region).broken) drop(region);
 }
 
-bool Stitcher::region_finished(const Region& r) const {
-  if (!streams_.finished(r.last_use)) return false;
-  for (auto& u : r.more_uses)
+void Stitcher::note_release(RegionId id, LastUse use) {
+  Usage& usage = usage_[id];
+  usage.held--;
+  std::erase_if(usage.last_uses, [&](LastUse u) { return u.stream == use.stream || streams_.finished(u); });
+  usage.last_uses.push_back(use);
+}
+
+bool Stitcher::finished(RegionId id) const {
+  for (LastUse u : usage_[id].last_uses)
     if (!streams_.finished(u)) return false;
   return true;
 }
 
-void Stitcher::dropped(RegionId id) { std::erase(by_address_, id); }
+bool Stitcher::drop(RegionId id) {
+  if (usage_[id].held || !finished(id) || !space_.drop_region(id).ok()) return false;
+  usage_[id] = Usage{};
+  std::erase(by_address_, id);
+  return true;
+}
 
 void Stitcher::retire() {
   if (views() <= views_allowed() || streams_.any_capturing()) return;
-  // With one stream nothing was recorded yet: ask for an event now and drop next time what it covers.
   std::vector<std::pair<std::uint64_t, RegionId>> idle;
   for (RegionId id : by_address_)
-    if (!space_.region(id).held) idle.push_back({space_.region(id).used_at, id});
+    if (!usage_[id].held) idle.push_back({space_.region(id).broken ? 0 : usage_[id].used_at, id});
   std::sort(idle.begin(), idle.end());
   std::uint64_t target = views_allowed() / 8 * 7;
-  bool blocked = false;
+  bool waiting = false;
   for (auto& [when, id] : idle) {
     if (views() <= target) break;
-    const Region& r = space_.region(id);
-    if (!region_finished(r)) {
-      blocked = true;
-      continue;
-    }
-    if (!space_.drop_region(id).ok()) continue;
-    dropped(id);
+    if (!drop(id)) waiting = true;
   }
-  if (blocked && !streams_.has_unfinished()) streams_.close_all();
+  // With one stream no events are recorded: ask for one now; what it covers is dropped next time.
+  if (waiting && !streams_.has_unfinished()) streams_.close_all();
 }
 
 void Stitcher::drop_idle() {
-  for (std::size_t i = 0; i < by_address_.size();) {
-    RegionId id = by_address_[i];
-    const Region& r = space_.region(id);
-    if (r.held == 0 && region_finished(r) && space_.drop_region(id).ok()) {
-      dropped(id);
-      } else {
-      i++;
-    }
-  }
+  std::vector<RegionId> all = by_address_;
+  for (RegionId id : all) drop(id);
 }
 
 }  // namespace dymem

@@ -38,10 +38,10 @@ class Stitcher {
     std::vector<GranuleId> granules;  // in address order; new ones stand before a final partly used one
     std::vector<Bytes> fresh;         // sizes of granules to create
     Bytes fresh_bytes = 0;
-    RegionId extends = kNone;         // this region grows by the granules; else a new one is made
-    Bytes head = 0;                   // usable bytes before the granules: at the region's end, or (new region) at the
-                                      // end of granules.front(), which is not idle
-    GranuleId last = kNone;           // not idle: its free start is used
+    RegionId extends = kNone;  // this region grows by the granules; else a new one is made
+    Bytes head = 0;            // usable bytes before the granules: at the region's end, or (new region) at the
+                               // end of granules.front(), which is not idle
+    GranuleId last = kNone;    // not idle: its free start is used
     double cost_us = 0;
   };
   // How to see `size` bytes as one piece with the fewest new bytes, then the least driver time.
@@ -65,15 +65,23 @@ class Stitcher {
  private:
   RegionId region_of(Addr at) const;  // kNone if no region is mapped there
   bool range_free(const Region& r, std::size_t view, Addr at, Bytes size, StreamIndex by) const;
+  // What is known of a region's use; beside it, since space/ knows no streams.
+  struct Usage {
+    std::uint32_t held = 0;          // stitched blocks in it
+    std::uint64_t used_at = 0;       // clock_ when last used: the longest idle is retired first
+    std::vector<LastUse> last_uses;  // when blocks in it were freed: the last of each stream that is not finished
+  };
+  void note_release(RegionId id, LastUse use);
+  bool drop(RegionId id);                                  // false: in use, not finished, or the driver refused
   Bytes free_tail(const Region& r, StreamIndex by) const;  // usable free bytes at the region's end
-  bool region_finished(const Region& r) const;
+  bool finished(RegionId id) const;
   std::uint64_t views_allowed() const;
-  void dropped(RegionId id);
 
   Space& space_;
   Home& home_;
   StreamTable& streams_;
-  std::uint64_t clock_ = 0;    // counts stitches and reuses
+  std::uint64_t clock_ = 0;           // counts stitches and reuses
+  std::vector<Usage> usage_;          // by region
   std::vector<RegionId> by_address_;  // live regions, by base
 };
 

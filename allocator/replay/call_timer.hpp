@@ -1,7 +1,8 @@
 // Nanoseconds of single calls, tens of nanoseconds long, without changing what they cost.
 //
 // Uses the cycle counter where there is one (x86: invariant on every machine a GPU sits in), calibrated against the
-// steady clock over the whole measurement; the cost of an empty measurement is taken off. One timer per thread, no locks.
+// steady clock over the whole measurement; the cost of an empty measurement is taken off. One timer per thread, no
+// locks.
 #pragma once
 #include <algorithm>
 #include <chrono>

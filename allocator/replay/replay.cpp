@@ -2,10 +2,12 @@
 //
 // Choices that a PyTorch snapshot forces, since it does not say what one stream waited for:
 //   C1  The clock stands at the event's time when its call is made, and never goes back.
-//   C2  A block with a free_completed of its own is pending until exactly that time: before it is freed it is recorded on
-//       a stream that finishes then (completion_streams.hpp), for which the lag does not count. What the pool records on
-//       the block's own stream still completes `lag` later: other streams wait for the later of the two.
-//   C3  Where the trace has a record_stream but no free_completed (it ends before), record_stream is replayed as it was.
+//   C2  A block with a free_completed of its own is pending until exactly that time: before it is freed it is recorded
+//   on
+//       a stream that finishes then (completion_streams.hpp), for which the lag does not count. What the pool records
+//       on the block's own stream still completes `lag` later: other streams wait for the later of the two.
+//   C3  Where the trace has a record_stream but no free_completed (it ends before), record_stream is replayed as it
+//   was.
 //       With a free_completed, C2 already says when that work was done, so it is not replayed a second time.
 //   C4  The device has room for eight times the occupied peak: only pool.limit makes an OOM, or a pool gone astray.
 //   C5  The first OutOfMemory ends the replay; the peaks of the trace are those of the whole trace all the same.
@@ -43,9 +45,14 @@ void audit(const Pool& pool, std::vector<std::string>* sentences) {
 class Replay {
  public:
   Replay(const std::vector<TraceEvent>& events, const ReplayOptions& options)
-      : events_(events), options_(options), facts_(trace_facts(events, options.warm_from_iteration)),
-        completions_(streams_of(events)), device_(make_emulated_driver(device_options(facts_))),
-        driver_(*device_, completions_, options.lag_ns), pool_(driver_, options.pool), address_(facts_.slots) {
+      : events_(events),
+        options_(options),
+        facts_(trace_facts(events, options.warm_from_iteration)),
+        completions_(streams_of(events)),
+        device_(make_emulated_driver(device_options(facts_))),
+        driver_(*device_, completions_, options.lag_ns),
+        pool_(driver_, options.pool),
+        address_(facts_.slots) {
     result_.events = events.size();
     result_.live_peak_bytes = facts_.live_peak;
     result_.occupied_peak_bytes = facts_.occupied_peak;
@@ -84,8 +91,8 @@ class Replay {
     const std::uint32_t slot = facts_.slot_of_event[index];
     switch (e.kind) {
       case TraceKind::alloc: {
-        const auto mobility = e.mobility <= std::uint8_t(Mobility::reclaimed) ? Mobility(e.mobility)
-                                                                              : Mobility::untagged;
+        const auto mobility =
+            e.mobility <= std::uint8_t(Mobility::reclaimed) ? Mobility(e.mobility) : Mobility::untagged;
         try {
           const std::uint64_t start = CallTimer::ticks();
           address_[slot] = pool_.malloc(e.size, e.stream, mobility);

@@ -10,29 +10,29 @@
 #include <string>
 #include <vector>
 
+#include "base/event.hpp"
 #include "pool/pool.hpp"
-#include "trace/event.hpp"
 
 namespace dymem {
 
 struct ReplayOptions {
-  PoolConfig pool;                 // pool.limit is the hard limit, 0 = none
+  PoolConfig pool;  // pool.limit is the hard limit, 0 = none
   Nanos lag_ns = 10'000'000;
-  int warm_from_iteration = 3;     // where iterations are marked; else the second half of the events
-  std::uint64_t audit_every = 0;   // 0 = only at the end
+  int warm_from_iteration = 3;    // where iterations are marked; else the second half of the events
+  std::uint64_t audit_every = 0;  // 0 = only at the end
 };
 
 struct ReplayOom {
-  std::uint64_t event = 0;         // index into the trace
+  std::uint64_t event = 0;  // index into the trace
   OutOfMemoryFigures figures;
 };
 
 struct ReplayResult {
   std::uint64_t events = 0;
-  Bytes live_peak_bytes = 0;       // from the trace: blocks rounded to 512 B
-  Bytes occupied_peak_bytes = 0;   // from the trace: until free_completed
-  Bytes reserved_peak_bytes = 0;   // from the pool
-  std::optional<Bytes> native_reserved_peak_bytes;  // from the trace's segment events
+  Bytes live_peak_bytes = 0;                              // from the trace: blocks rounded to 512 B
+  Bytes occupied_peak_bytes = 0;                          // from the trace: until free_completed
+  Bytes reserved_peak_bytes = 0;                          // from the pool
+  std::optional<Bytes> native_reserved_peak_bytes;        // from the trace's segment events
   std::uint64_t driver_calls = 0, driver_calls_warm = 0;  // create, map, access, unmap, release
   double driver_time_us = 0, driver_time_warm_us = 0, trace_time_warm_us = 0;
   std::uint64_t event_calls = 0;

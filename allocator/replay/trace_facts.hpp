@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "trace/event.hpp"
+#include "base/event.hpp"
 
 namespace dymem {
 
@@ -20,11 +20,11 @@ struct TraceFacts {
   Bytes live_peak = 0;
   Bytes occupied_peak = 0;
   std::optional<Bytes> native_reserved_peak;
-  std::uint64_t warm_from = 0;                // index of the first warm event
-  Nanos warm_time = 0;                        // from that event to the last
-  std::uint32_t slots = 0;                    // allocations in the trace
-  std::vector<std::uint32_t> slot_of_event;   // kNoSlot for marks and segment events
-  std::vector<Nanos> completed_at;            // by slot; kNotTold
+  std::uint64_t warm_from = 0;               // index of the first warm event
+  Nanos warm_time = 0;                       // from that event to the last
+  std::uint32_t slots = 0;                   // allocations in the trace
+  std::vector<std::uint32_t> slot_of_event;  // kNoSlot for marks and segment events
+  std::vector<Nanos> completed_at;           // by slot; kNotTold
 };
 
 TraceFacts trace_facts(const std::vector<TraceEvent>& events, int warm_from_iteration);

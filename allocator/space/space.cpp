@@ -17,8 +17,9 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
     : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece), leftovers_(driver) {
   bool vmm = driver.has_vmm() && backing != Backing::contiguous;
   if (backing == Backing::vmm && !vmm)
-    throw InvalidArgument("dymem: backing:vmm was asked for, but this device has no virtual memory management; "
-                          "use backing:auto");
+    throw InvalidArgument(
+        "dymem: backing:vmm was asked for, but this device has no virtual memory management; "
+        "use backing:auto");
   DeviceMemory memory = driver.memory();
   if (vmm) {
     DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
@@ -66,10 +67,8 @@ Space::~Space() {
     (void)driver_.slab_free(slab_);
     return;
   }
-  for (RegionId r = 0; r < regions_.size(); r++) {
-    regions_[r].held = 0;  // blocks that callers still hold go with the pool
+  for (RegionId r = 0; r < regions_.size(); r++)
     if (regions_[r].base) (void)drop_region(r);
-  }
   for (GranuleId g = 0; g < granules_.size(); g++)
     if (granules_[g].home) (void)give_back(g);
   (void)leftovers_.sweep();
@@ -270,7 +269,6 @@ Status Space::add_region(const std::vector<GranuleId>& granules, RegionId* out) 
 
 Status Space::drop_region(RegionId id) {
   Region& r = regions_[id];
-  DYMEM_CHECK(r.held == 0, "region still holds blocks");
   // Adjacent whole mappings in as few calls as the gaps allow.
   std::size_t n = r.granules.size();
   for (std::size_t i = 0; i < n;) {

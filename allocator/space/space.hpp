@@ -19,7 +19,6 @@
 #include "driver/driver.hpp"
 #include "space/address_ranges.hpp"
 #include "space/leftovers.hpp"
-#include "stream/stream_table.hpp"
 
 namespace dymem {
 
@@ -29,9 +28,9 @@ constexpr std::uint32_t kNone = 0xffffffff;
 
 struct alignas(64) Granule {
   Handle handle = 0;
-  Addr home = 0;            // 0 = record not in use
+  Addr home = 0;  // 0 = record not in use
   Bytes size = 0;
-  Bytes used = 0;           // bytes not free; kept by the pool
+  Bytes used = 0;               // bytes not free; kept by the pool
   std::uint32_t first = kNone;  // the block that covers `home`; kept by the pool
   std::uint32_t pins = 0;
   std::vector<RegionId> regions;
@@ -40,15 +39,11 @@ struct alignas(64) Granule {
 
 struct Region {
   Addr base = 0;
-  Bytes size = 0;           // bytes mapped
-  Bytes capacity = 0;       // addresses held; the region may be extended up to here
+  Bytes size = 0;      // bytes mapped
+  Bytes capacity = 0;  // addresses held; the region may be extended up to here
   std::vector<GranuleId> granules;
-  std::vector<Addr> at;     // address of each view
-  std::uint32_t held = 0;   // stitched blocks in it
-  bool broken = false;      // a granule of it is gone: no new blocks
-  std::uint64_t used_at = 0;  // stitch counter when last used: oldest is retired first
-  LastUse last_use;         // when the last block in it was freed
-  std::vector<LastUse> more_uses;  // the same for other streams
+  std::vector<Addr> at;  // address of each view
+  bool broken = false;   // a granule of it is gone: no new blocks
 };
 
 class Space {
@@ -111,7 +106,7 @@ class Space {
 
   Driver& driver_;
   Bytes unit_;
-  Addr base_ = 0;           // of the home reservation
+  Addr base_ = 0;  // of the home reservation
   Bytes home_size_ = 0;
   Addr slab_ = 0;
   Bytes slab_size_ = 0;

@@ -56,9 +56,7 @@ class StreamTable {
   // Called at every malloc and free: now and then closes the epochs in which enough has gathered, so that other streams
   // can have it soon. Free with a single stream; else a counter, and a look at the clock every few calls.
   // Returns whether some epoch was seen finished.
-  bool tick() {
-    return __builtin_expect(several_, 0) && ++ticks_ % kTickEvery == 0 && close_due();
-  }
+  bool tick() { return __builtin_expect(several_, 0) && ++ticks_ % kTickEvery == 0 && close_due(); }
   bool close_due();
   // Closes the open epoch of `s` so that it can finish. If the driver will not record an event, or a capture forbids it
   // (not_ready), the epoch stays open and is closed later: nothing is lost but time, so that a free never fails.
@@ -71,12 +69,12 @@ class StreamTable {
     return use;
   }
   void close_all();
-  bool poll();                            // asks the driver; true if some epoch finished
-  void synchronize(LastUse use);          // waits on the host until `use` is finished
-  void synchronize_all();                 // closes everything, waits for everything
+  bool poll();                                         // asks the driver; true if some epoch finished
+  void synchronize(LastUse use);                       // waits on the host until `use` is finished
+  void synchronize_all();                              // closes everything, waits for everything
   void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far
-  bool has_unfinished() const;            // closed epochs not yet seen finished
-  bool any_capturing() const;             // no event, map or unmap call may be made now
+  bool has_unfinished() const;                         // closed epochs not yet seen finished
+  bool any_capturing() const;                          // no event, map or unmap call may be made now
 
  private:
   struct Closed {
@@ -85,10 +83,10 @@ class StreamTable {
   };
   struct Stream {
     StreamId id = 0;
-    Epoch open = 1;       // frees from now on are tagged with this
-    Epoch finished = 0;   // every epoch up to here is finished
-    Bytes gathered = 0;   // freed in the open epoch
-    bool used = false;    // a free was tagged with the open epoch
+    Epoch open = 1;      // frees from now on are tagged with this
+    Epoch finished = 0;  // every epoch up to here is finished
+    Bytes gathered = 0;  // freed in the open epoch
+    bool used = false;   // a free was tagged with the open epoch
     Nanos closed_at = 0;
     std::deque<Closed> closed;
   };

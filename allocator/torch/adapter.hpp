@@ -63,8 +63,8 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
 
   // --- several devices
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) override;
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
-                          cudaStream_t stream, bool p2p_enabled) override;
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count, cudaStream_t stream,
+                          bool p2p_enabled) override;
 
   // --- served later (later.cpp): each raises its sentence, except what asks whether something is on
   native::SnapshotInfo snapshot(c10::MempoolId_t pool_id, bool include_traces = true) override;

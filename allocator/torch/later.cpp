@@ -61,7 +61,7 @@ std::shared_ptr<native::AllocatorState> TorchAllocator::getCheckpointState(c10::
   not_yet(kGraphs, kGraphsMeanwhile);
 }
 native::CheckpointDelta TorchAllocator::setCheckpointPoolState(c10::DeviceIndex,
-                                                              std::shared_ptr<native::AllocatorState>) {
+                                                               std::shared_ptr<native::AllocatorState>) {
   not_yet(kGraphs, kGraphsMeanwhile);
 }
 c10::DataPtr TorchAllocator::allocateWithAddress(size_t, void*) {

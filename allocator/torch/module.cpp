@@ -74,26 +74,33 @@ PYBIND11_MODULE(_torch, m) {
       .def("record_stream",
            [](const HeldData& d, StreamId stream) { torch_allocator().record_stream_on(d.data, stream); })
       .def("free", [](HeldData& d) { d.data.clear(); });
-  m.def("allocate", [](size_t size) { return std::make_unique<HeldData>(HeldData{torch_allocator().allocate(size)}); },
-        py::call_guard<py::gil_scoped_release>());
-  m.def("allocate_on",
-        [](size_t size, int device, StreamId stream) {
-          return std::make_unique<HeldData>(HeldData{torch_allocator().allocate_on(size, device, stream)});
-        },
-        py::arg("size"), py::arg("device") = 0, py::arg("stream") = 0, py::call_guard<py::gil_scoped_release>());
-  m.def("raw_alloc", [](size_t size) { return as_integer(native::raw_alloc(size)); },
-        py::call_guard<py::gil_scoped_release>());
-  m.def("raw_alloc_with_stream",
-        [](size_t size, std::uintptr_t stream) {
-          return as_integer(native::raw_alloc_with_stream(size, reinterpret_cast<cudaStream_t>(stream)));
-        },
-        py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "allocate", [](size_t size) { return std::make_unique<HeldData>(HeldData{torch_allocator().allocate(size)}); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "allocate_on",
+      [](size_t size, int device, StreamId stream) {
+        return std::make_unique<HeldData>(HeldData{torch_allocator().allocate_on(size, device, stream)});
+      },
+      py::arg("size"), py::arg("device") = 0, py::arg("stream") = 0, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "raw_alloc", [](size_t size) { return as_integer(native::raw_alloc(size)); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "raw_alloc_with_stream",
+      [](size_t size, std::uintptr_t stream) {
+        return as_integer(native::raw_alloc_with_stream(size, reinterpret_cast<cudaStream_t>(stream)));
+      },
+      py::call_guard<py::gil_scoped_release>());
   m.def("raw_delete", [](std::uintptr_t address) { native::raw_delete(as_pointer(address)); });
   m.def("raw_deleter", [] { return reinterpret_cast<std::uintptr_t>(native::get()->raw_deleter()); });
-  m.def("cache_info", [](int device, size_t largest) {
-    native::cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
-    return largest;
-  }, py::arg("device") = 0, py::arg("largest") = 0);
+  m.def(
+      "cache_info",
+      [](int device, size_t largest) {
+        native::cacheInfo(static_cast<c10::DeviceIndex>(device), &largest);
+        return largest;
+      },
+      py::arg("device") = 0, py::arg("largest") = 0);
   m.def("base_allocation", [](std::uintptr_t address) {
     size_t size = 0;
     const auto base = as_integer(native::getBaseAllocation(as_pointer(address), &size));

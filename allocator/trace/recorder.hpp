@@ -5,15 +5,15 @@
 #include <memory>
 #include <vector>
 
-#include "trace/event.hpp"
+#include "base/event.hpp"
 
 namespace dymem {
 
-class TraceRecorder {
+class TraceRecorder : public EventSink {
  public:
   explicit TraceRecorder(std::uint64_t max_events = 4'000'000);
-  ~TraceRecorder();
-  void record(const TraceEvent& event);           // under the pool's lock
+  ~TraceRecorder() override;
+  void record(const TraceEvent& event) override;  // under the pool's lock
   std::vector<TraceEvent> events() const;         // oldest first
   std::uint64_t dropped() const;
   void clear();

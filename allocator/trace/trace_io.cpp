@@ -64,7 +64,7 @@ bool is_trace_magic(const void* bytes, std::uint64_t n) {
 Trace read_trace(const std::string& path) {
   File file(std::fopen(path.c_str(), "rb"));
   if (!file) throw InvalidArgument("cannot open trace " + quoted(path) + ": " + std::strerror(errno));
-  struct stat about {};
+  struct stat about{};
   if (fstat(fileno(file.get()), &about) != 0 || !S_ISREG(about.st_mode))
     throw InvalidArgument("trace " + quoted(path) + " is not a regular file; name the trace file itself");
   const auto size = static_cast<std::uint64_t>(about.st_size);

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/errors.hpp"
-#include "trace/event.hpp"
+#include "base/event.hpp"
 
 namespace dymem {
 

@@ -58,14 +58,15 @@ constexpr bool same_shape(dymem::cuda_abi::Result (*)(Ours...), CUresult (*)(The
   else return false;
 }
 constexpr bool same_text(const char* a, const char* b) {
-  for (; *a && *a == *b; ++a, ++b) {}
+  for (; *a && *a == *b; ++a, ++b) {
+  }
   return *a == *b;
 }
 #define NAME_OF(function) NAME_TEXT(function)
 #define NAME_TEXT(function) #function
-#define SHAPE(member, function)                                                                                 \
-  static_assert(same_shape(decltype(dymem::CudaTable::member){}, static_cast<decltype(&function)>(nullptr)),    \
-                #function);                                                                                     \
+#define SHAPE(member, function)                                                                              \
+  static_assert(same_shape(decltype(dymem::CudaTable::member){}, static_cast<decltype(&function)>(nullptr)), \
+                #function);                                                                                  \
   static_assert(same_text(symbol_of_##member, NAME_OF(function)), #function)
 
 #define SYMBOL(member, symbol, parameters) constexpr const char* symbol_of_##member = symbol;

@@ -53,7 +53,8 @@ void work(Driver& driver, Addr base, unsigned seed, int rounds, bool bytes) {
     require(driver.event_destroy(event).ok() && !driver.event_destroy(event).ok(), "an event is destroyed once");
     require(driver.destroy(handle).ok() && !driver.destroy(handle).ok(), "a handle is destroyed once");
     for (const auto& [mapped, at] : {std::pair{first, base}, std::pair{second, alias}})
-      while (mapped && !driver.unmap(at, size).ok()) {}
+      while (mapped && !driver.unmap(at, size).ok()) {
+      }
   }
 }
 
@@ -90,6 +91,6 @@ int main(int argc, char** argv) {
   for (const std::string& leak : police.leaks()) std::fprintf(stderr, "leak: %s\n", leak.c_str());
   require(police.leaks().empty(), "nothing leaks");
   require(emulated.physical_in_use() == 0 && emulated.mappings() == 0, "the device is empty again");
-  std::printf("%s: %llu calls, %llu failed on purpose\n", argv[2],
-              static_cast<unsigned long long>(faulty->calls()), static_cast<unsigned long long>(faulty->failures()));
+  std::printf("%s: %llu calls, %llu failed on purpose\n", argv[2], static_cast<unsigned long long>(faulty->calls()),
+              static_cast<unsigned long long>(faulty->failures()));
 }

@@ -1,11 +1,12 @@
-// Many threads at one pool, on the checked emulated device with real bytes; built under sanitizers by test_sanitizers.py.
+// Many threads at one pool, on the checked emulated device with real bytes; built under sanitizers by
+// test_sanitizers.py.
 //
 //   pool_stress THREADS STEPS SEED vmm|remap|contiguous|limit
 //
 // Every thread allocates, fills with words of its own, records streams, frees, some blocks through other threads; one
-// more moves the clock, trims, asks for statistics, lists blocks, changes the limit and reads the recorder. What a block
-// held when it is freed must be what its thread wrote. At the end: nothing live, the audit sound, the contract kept,
-// the device empty after a trim. Exit 0 = all of it held; 1 with a sentence otherwise.
+// more moves the clock, trims, asks for statistics, lists blocks, changes the limit and reads the recorder. What a
+// block held when it is freed must be what its thread wrote. At the end: nothing live, the audit sound, the contract
+// kept, the device empty after a trim. Exit 0 = all of it held; 1 with a sentence otherwise.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

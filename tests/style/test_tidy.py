@@ -8,9 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each layer may include its own headers and those of the layers before it. As the design lists them, but for two
-# leaves that the pool stands on: stream/ (the sets of last uses that granules carry) and trace/ (what it records into).
-LADDER = ["base", "driver", "stream", "space", "trace", "pool", "plan", "replay", "abi", "torch", "bind"]
+# Each layer may include its own headers and those of the layers before it. As the design lists them.
+LADDER = ["base", "driver", "space", "stream", "pool", "plan", "trace", "replay", "abi", "torch", "bind"]
 NEVER = {("bind", "torch"): "bindings are built without torch", ("torch", "replay"): "the adapter replays nothing",
          ("abi", "replay"): "the process's pools replay nothing"}
 LINES_MAX = 700

@@ -15,9 +15,9 @@ enum class TraceKind : std::uint8_t {
 };
 
 struct TraceEvent {
-  Nanos time_ns = 0;         // since the first event
-  std::uint64_t block = 0;   // number of the allocation, from 0
-  std::uint64_t size = 0;    // requested bytes
+  Nanos time_ns = 0;        // since the first event
+  std::uint64_t block = 0;  // number of the allocation, from 0
+  std::uint64_t size = 0;   // requested bytes
   StreamId stream = 0;
   TraceKind kind = TraceKind::alloc;
   std::uint8_t mobility = 0;  // dymem::Mobility
@@ -25,5 +25,12 @@ struct TraceEvent {
   std::int32_t iteration = -1;  // -1: before the first, or not marked
 };
 static_assert(sizeof(TraceEvent) == 40);
+
+// Where a pool reports what it is asked. record() runs under the pool's lock: no calls back, no waiting, no throwing.
+class EventSink {
+ public:
+  virtual ~EventSink() = default;
+  virtual void record(const TraceEvent& event) = 0;
+};
 
 }  // namespace dymem
