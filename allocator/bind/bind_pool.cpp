@@ -148,7 +148,7 @@ void bind_pool(py::module_ m) {
              return blocks;
            })
       .def("audit", &Pool::audit, WithoutGil(), "One sentence per broken invariant; empty = sound.")
-      .def("set_recorder", &Pool::set_recorder, py::arg("recorder").none(true), py::keep_alive<1, 2>(), WithoutGil(),
+      .def("set_recorder", [](Pool& pool, TraceRecorder* recorder) { pool.set_recorder(recorder); }, py::arg("recorder").none(true), py::keep_alive<1, 2>(), WithoutGil(),
            "Records what the pool is asked into a trace.Recorder; None: no more.");
 }
 
