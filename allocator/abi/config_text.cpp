@@ -120,6 +120,8 @@ constexpr Key kKeys[] = {
      }},
     {"alias", [](ProcessConfig& c, std::string_view k, std::string_view v) { c.pool.alias = parse_switch(k, v); },
      [](const ProcessConfig& c) { return switch_text(c.pool.alias); }},
+    {"wait", [](ProcessConfig& c, std::string_view k, std::string_view v) { c.pool.wait = parse_switch(k, v); },
+     [](const ProcessConfig& c) { return switch_text(c.pool.wait); }},
     {"debug", [](ProcessConfig& c, std::string_view k, std::string_view v) { c.pool.debug = parse_switch(k, v); },
      [](const ProcessConfig& c) { return switch_text(c.pool.debug); }},
     {"grow_ratio",

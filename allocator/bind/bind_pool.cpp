@@ -64,7 +64,7 @@ void bind_pool(py::module_ m) {
              return std::make_unique<Pool>(driver, pool_config(options));
            }),
            py::arg("driver"), py::keep_alive<1, 2>(),
-           "Options: limit, backing (auto, vmm, contiguous), alias, debug, grow_ratio, grow_slack.")
+           "Options: limit, backing (auto, vmm, contiguous), alias, wait, debug, grow_ratio, grow_slack.")
       .def(
           "malloc",
           [](Pool& pool, const py::object& bytes, const py::object& stream, const std::string& mobility) {

@@ -25,12 +25,13 @@ static Backing backing_from(const std::string& name) {
   throw InvalidArgument("'" + name + "' is no backing; the backings are auto, vmm and contiguous");
 }
 
-const char* pool_option_names() { return "limit, backing, alias, debug, grow_ratio, grow_slack"; }
+const char* pool_option_names() { return "limit, backing, alias, wait, debug, grow_ratio, grow_slack"; }
 
 bool set_pool_option(PoolConfig* config, const std::string& key, const py::handle& value) {
   if (key == "limit") config->limit = to_u64(value, "limit");
   else if (key == "backing") config->backing = backing_from(py::cast<std::string>(value));
   else if (key == "alias") config->alias = py::cast<bool>(value);
+  else if (key == "wait") config->wait = py::cast<bool>(value);
   else if (key == "debug") config->debug = py::cast<bool>(value);
   else if (key == "grow_ratio") config->grow_ratio = py::cast<double>(value);
   else if (key == "grow_slack") config->grow_slack = to_u64(value, "grow_slack");

@@ -547,6 +547,19 @@ bool Home::idle_usable(GranuleId id, StreamIndex by) const {
   return true;
 }
 
+std::optional<Epoch> Home::idle_after(GranuleId id, StreamIndex by, StreamIndex on) const {
+  const Granule& g = space_.granule(id);
+  if (!g.home || !g.idle()) return {};
+  Epoch after = 0;
+  for (BlockId b = g.first; b != kNoBlock && blocks_[b].at < g.home + g.size; b = blocks_[b].next) {
+    LastUse use = blocks_[b].last_use;
+    if (streams_.usable(use, by)) continue;
+    if (use.stream != on) return {};
+    after = std::max(after, use.epoch);
+  }
+  return after;
+}
+
 bool Home::idle_finished(GranuleId id) const {
   const Granule& g = space_.granule(id);
   if (!g.home || !g.idle()) return false;

@@ -8,6 +8,7 @@
 //   H2  Free bytes + used bytes = reserved bytes (vmm) of the arena's granules.
 // Lock: the pool's. Cost: O(1) index updates plus one step per granule the block touches (they grow with block size).
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,8 @@ class Home {
   Bytes free_prefix(GranuleId id, StreamIndex by) const;
   Bytes free_suffix(GranuleId id, StreamIndex by) const;
   bool idle_usable(GranuleId id, StreamIndex by) const;  // wholly free, and usable
+  // Wholly free, and usable by `by` once it has waited for the epoch of `on` that is returned (0: usable now).
+  std::optional<Epoch> idle_after(GranuleId id, StreamIndex by, StreamIndex on) const;
   bool idle_finished(GranuleId id) const;                // … by anyone: no work uses it any more
   BlockId covering(Addr at) const;                       // the home block that holds this address, or kNoBlock
   BlockId run_head(BlockId id) const;

@@ -69,11 +69,40 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   return home.take(p, size, BlockKind::live);
 }
 
+// A stream beside the one that does most of the work (a copy or collective beside compute) may wait for what that one
+// freed a while ago: the oldest closed epochs that make up the request. Never the other way round: compute would stand
+// behind copies. False if there is too little to wait for.
+bool Pool::Impl::wait_for_busiest(Bytes size, StreamIndex by) {
+  if (!config.wait || streams.single() || streams.any_capturing()) return false;
+  StreamIndex on = streams.busiest();
+  if (on == by) return false;
+  Epoch closed = streams.closed_epoch(on);
+  std::vector<std::pair<Epoch, Bytes>> idle;
+  for (GranuleId g = 0; g < space.granules(); g++)
+    if (auto after = home.idle_after(g, by, on); after && *after <= closed) idle.push_back({*after, space.granule(g).size});
+  std::sort(idle.begin(), idle.end());
+  Bytes got = 0;
+  for (auto& [epoch, bytes] : idle) {
+    got += bytes;
+    if (got < size) continue;
+    if (epoch == 0 || !streams.make_wait_for(by, {on, epoch})) return false;
+    stats.num_stream_waits++;
+    return true;
+  }
+  return false;
+}
+
 BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
-  auto plan = stitcher.plan(size, by, room, allowed, GranuleSizes::most(size, space.reserved(), config.limit != 0));
+  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
+  auto plan = stitcher.plan(size, by, room, allowed, most);
+  // Growing past the budget for want of what a busier stream freed not long ago: wait for it, on the device.
+  if (plan && plan->fresh_bytes > room && wait_for_busiest(size, by)) {
+    if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
+    plan = stitcher.plan(size, by, room, allowed, most);
+  }
   if (!plan) return kNoBlock;
   Stitcher::Spot spot;
   Status s = stitcher.stitch(*plan, &spot);

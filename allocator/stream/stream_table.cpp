@@ -124,6 +124,24 @@ void StreamTable::make_wait(StreamIndex waiter, StreamIndex on) {
   e = std::max(e, use.epoch);
 }
 
+StreamIndex StreamTable::busiest() const {
+  std::size_t best = 0;
+  for (std::size_t s = 1; s < streams_.size(); s++)
+    if (streams_[s].freed > streams_[best].freed) best = s;
+  return StreamIndex(best);
+}
+
+bool StreamTable::make_wait_for(StreamIndex waiter, LastUse use) {
+  for (auto& c : streams_[use.stream].closed) {
+    if (c.epoch < use.epoch) continue;
+    if (!driver_.stream_wait(streams_[waiter].id, c.event).ok()) return false;
+    Epoch& e = waits_[std::uint32_t(waiter) << 16 | use.stream];
+    e = std::max(e, c.epoch);
+    return true;
+  }
+  return false;
+}
+
 bool StreamTable::has_unfinished() const {
   for (auto& s : streams_)
     if (!s.closed.empty()) return true;

@@ -52,6 +52,7 @@ class StreamTable {
     Stream& st = streams_[s];
     st.used = true;
     st.gathered += bytes;
+    st.freed += bytes;
   }
   // Called at every malloc and free: now and then closes the epochs in which enough has gathered, so that other streams
   // can have it soon. Free with a single stream; else a counter, and a look at the clock every few calls.
@@ -73,6 +74,11 @@ class StreamTable {
   void synchronize(LastUse use);                       // waits on the host until `use` is finished
   void synchronize_all();                              // closes everything, waits for everything
   void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far
+  // The stream on which most bytes were freed so far: where the work is.
+  StreamIndex busiest() const;
+  // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
+  bool make_wait_for(StreamIndex waiter, LastUse use);
+  Epoch closed_epoch(StreamIndex s) const { return streams_[s].open - 1; }
   bool has_unfinished() const;                         // closed epochs not yet seen finished
   bool any_capturing() const;                          // no event, map or unmap call may be made now
 
@@ -86,6 +92,7 @@ class StreamTable {
     Epoch open = 1;      // frees from now on are tagged with this
     Epoch finished = 0;  // every epoch up to here is finished
     Bytes gathered = 0;  // freed in the open epoch
+    Bytes freed = 0;        // ever
     bool used = false;   // a free was tagged with the open epoch
     Nanos closed_at = 0;
     std::deque<Closed> closed;

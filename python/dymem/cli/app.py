@@ -55,6 +55,8 @@ def _replay(
                     help="Write every figure there.")] = None,
     alias: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Map idle granules a second time (on), or give "
                      "them back and map them again (off).")] = None,
+    wait: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Copy streams wait for memory "
+                    "that compute freed a while ago (on), or the pool grows (off).")] = None,
     backing: Annotated[Optional[str], typer.Option(metavar="auto|vmm|contiguous", show_default=False,
                        help="Granules, or one slab.")] = None,
     grow_ratio: Annotated[Optional[float], typer.Option("--grow-ratio", metavar="R", show_default=False,
@@ -65,7 +67,7 @@ def _replay(
                      "0 = at the end only.")] = 0,
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
-    given = {"alias": alias, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
+    given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit,
                                  config={key: value for key, value in given.items() if value is not None}))
 

@@ -48,7 +48,7 @@ def replay_recording(recording: Recording, *, limit: int | float | None = None, 
     if isinstance(limit, float):
         limit_bytes = math.ceil(limit * _core.trace.facts(recording.events)["occupied_peak_bytes"])
     options = {"limit": limit_bytes or 0, "backing": settings.backing, "alias": settings.alias,
-               "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack, "lag_ns": parse_lag(lag_ms),
+               "wait": settings.wait, "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack, "lag_ns": parse_lag(lag_ms),
                "audit_every": audit_every}
     result = _core.replay(recording.events, options, progress)
     return {"name": recording.name, "file": recording.file, "device": recording.device, **result,
