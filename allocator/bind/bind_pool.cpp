@@ -148,8 +148,10 @@ void bind_pool(py::module_ m) {
              return blocks;
            })
       .def("audit", &Pool::audit, WithoutGil(), "One sentence per broken invariant; empty = sound.")
-      .def("set_recorder", [](Pool& pool, TraceRecorder* recorder) { pool.set_recorder(recorder); }, py::arg("recorder").none(true), py::keep_alive<1, 2>(), WithoutGil(),
-           "Records what the pool is asked into a trace.Recorder; None: no more.");
+      .def(
+          "set_recorder", [](Pool& pool, TraceRecorder* recorder) { pool.set_recorder(recorder); },
+          py::arg("recorder").none(true), py::keep_alive<1, 2>(), WithoutGil(),
+          "Records what the pool is asked into a trace.Recorder; None: no more.");
 }
 
 }  // namespace dymem
