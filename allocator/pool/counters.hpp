@@ -44,6 +44,9 @@ class Counters {
       for (int w = 0; w < 2; w++) pending_[p][w].down(n[w]);
   }
 
+  std::uint64_t handed_out() const {  // blocks, ever (since the accumulated statistics were reset)
+    return std::uint64_t(live_[kAll][kBlocks].current + live_[kAll][kBlocks].freed);
+  }
   Bytes live() const { return Bytes(live_[kAll][kBytes].current); }
   Bytes pending() const { return Bytes(pending_[kAll][kBytes].current); }
   Bytes occupied() const { return live() + pending(); }

@@ -65,6 +65,7 @@ BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::un
       if (a == arena)
         if (Place p = home.at(before, size, by)) id = home.take(p, size, BlockKind::live);
     } else if (Stitcher::Spot s = stitcher.at(before, size, by)) {
+      stitcher.set_now(counters.handed_out());
       id = stitcher.take(s, size, by);
       stats.num_stitch_reuses++;
     }

@@ -180,6 +180,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
 }
 
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
+  stitcher.set_now(counters.handed_out());
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
   bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for

@@ -10,6 +10,8 @@ namespace dymem {
 
 // Second views cost nothing while they exist, but unmapping them when a granule goes and host memory do.
 constexpr std::uint64_t kViewsFree = 256, kViewsPerGranule = 3;
+// A region that was not used while so many blocks were handed out (some tens of iterations) has served its time.
+constexpr std::uint64_t kCallsOld = 200'000;
 constexpr std::size_t kSuffixesTried = 4, kExtensionsTried = 8;
 
 Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}
@@ -292,7 +294,7 @@ BlockId Stitcher::take(Spot spot, Bytes size, StreamIndex by) {
   b.region = spot.region;
   b.arena = kMainArena;
   usage_[spot.region].held++;
-  usage_[spot.region].used_at = ++clock_;
+  usage_[spot.region].used_at = now_;
   return owner;
 }
 
@@ -329,15 +331,19 @@ bool Stitcher::drop(RegionId id) {
 }
 
 void Stitcher::retire() {
-  if (views() <= views_allowed() || streams_.any_capturing()) return;
+  std::uint64_t old = now_ > kCallsOld ? now_ - kCallsOld : 0;
   std::vector<std::pair<std::uint64_t, RegionId>> idle;
-  for (RegionId id : by_address_)
-    if (!usage_[id].held) idle.push_back({space_.region(id).broken ? 0 : usage_[id].used_at, id});
+  for (RegionId id : by_address_) {
+    if (usage_[id].held) continue;
+    std::uint64_t used_at = space_.region(id).broken ? 0 : usage_[id].used_at;
+    if (used_at < old || views() > views_allowed()) idle.push_back({used_at, id});
+  }
+  if (idle.empty() || streams_.any_capturing()) return;
   std::sort(idle.begin(), idle.end());
   std::uint64_t target = views_allowed() / 8 * 7;
   bool waiting = false;
-  for (auto& [when, id] : idle) {
-    if (views() <= target) break;
+  for (auto& [used_at, id] : idle) {
+    if (used_at >= old && views() <= target) break;
     if (!drop(id)) waiting = true;
   }
   // With one stream no events are recorded: ask for one now; what it covers is dropped next time.

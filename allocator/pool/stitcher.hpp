@@ -21,6 +21,9 @@ class Stitcher {
  public:
   Stitcher(Space& space, Home& home, StreamTable& streams);
 
+  // The pool's clock: blocks handed out so far. Says how long a region has not been used.
+  void set_now(std::uint64_t calls) { now_ = calls; }
+
   struct Spot {
     RegionId region = kNone;
     Addr at = 0;
@@ -54,7 +57,8 @@ class Stitcher {
   BlockId take(Spot spot, Bytes size, StreamIndex by);
   void release(BlockId id, LastUse use);
 
-  // Drops regions idle longest until the views are within bounds. Uses events; may leave some for next time.
+  // Drops regions that have long not been used, and those idle longest until the views are within bounds. What work may
+  // still use is left for next time.
   void retire();
   // Drops every region that holds nothing and is finished with; for trim.
   void drop_idle();
@@ -68,7 +72,7 @@ class Stitcher {
   // What is known of a region's use; beside it, since space/ knows no streams.
   struct Usage {
     std::uint32_t held = 0;          // stitched blocks in it
-    std::uint64_t used_at = 0;       // clock_ when last used: the longest idle is retired first
+    std::uint64_t used_at = 0;       // set_now() when last used: the longest idle is retired first
     std::vector<LastUse> last_uses;  // when blocks in it were freed: the last of each stream that is not finished
   };
   void note_release(RegionId id, LastUse use);
@@ -80,7 +84,7 @@ class Stitcher {
   Space& space_;
   Home& home_;
   StreamTable& streams_;
-  std::uint64_t clock_ = 0;           // counts stitches and reuses
+  std::uint64_t now_ = 0;
   std::vector<Usage> usage_;          // by region
   std::vector<RegionId> by_address_;  // live regions, by base
 };
