@@ -82,15 +82,32 @@ def test_completions_out_of_order(trace):
 
 
 def test_lag_keeps_other_streams_from_reusing(trace):
-    """Freed on A at 1 ms, asked for by B at 12 ms: with a lag of 2 ms A's memory serves B, with 100 ms it cannot."""
+    """Freed on A at 1 ms, asked for by B at 12 ms: with a lag of 2 ms A's memory serves B, with 100 ms it cannot,
+    unless B, which does less than A, waits for it on the device."""
     trace.alloc(9, 512, B)  # B is known before A frees
     trace.alloc(0, 64 * MIB, A).at(1 * MS).free(0, A)
     for step in range(40):  # time for a pool to notice
         trace.at(1 * MS + step * 100).alloc(100 + step, 512, A).free(100 + step, A)
     trace.at(12 * MS).alloc(1, 64 * MIB, B)
-    soon, late = replay(trace, lag_ns=2_000_000), replay(trace, lag_ns=100_000_000)
+    soon, late = (replay(trace, lag_ns=lag, wait=False) for lag in (2_000_000, 100_000_000))
     assert late["reserved_peak_bytes"] >= 128 * MIB
     assert soon["reserved_peak_bytes"] < 80 * MIB
+    waited = replay(trace, lag_ns=100_000_000, wait=True)
+    assert waited["reserved_peak_bytes"] < 80 * MIB and waited["stats"]["num_stream_waits"] == 1
+
+
+def test_the_busiest_stream_never_waits_for_a_lesser_one(trace):
+    """Compute behind copies would cost time: A grows instead, although B freed what it needs."""
+    trace.alloc(9, 512, B)
+    for step in range(40):
+        trace.at(step * 100_000).alloc(100 + step, 64 * MIB, A).free(100 + step, A)
+    trace.alloc(0, 64 * MIB, B).at(5 * MS).free(0, B)
+    for step in range(40):
+        trace.at(6 * MS + step * 100_000).alloc(200 + step, 512, A).free(200 + step, A)
+    trace.at(12 * MS).alloc(1, 64 * MIB, A).alloc(2, 64 * MIB, A)
+    result = replay(trace, lag_ns=100_000_000, wait=True)
+    assert result["stats"]["num_stream_waits"] == 0
+    assert result["reserved_peak_bytes"] >= 192 * MIB
 
 
 def test_own_stream_reuses_whatever_the_lag(trace):
