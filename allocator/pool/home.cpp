@@ -4,6 +4,8 @@
 
 namespace dymem {
 
+constexpr Bytes kOlderJoined = 8 * kMiB;
+
 Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
   for (int a = 0; a < Space::kArenas; a++) {
     auto w = space.window(a);
@@ -38,10 +40,18 @@ void Home::unindex_run(BlockId head) {
   arenas_[h.arena].index.erase(h.run_size, h.at);
 }
 
-bool Home::may_join(LastUse a, LastUse b) const {
+bool Home::may_join(const Block& x, const Block& y) const {
+  LastUse a = x.last_use, b = y.last_use;
   if (a == b) return true;
-  if (a.stream == b.stream && streams_.single()) return true;
-  return streams_.finished(a) && streams_.finished(b);
+  bool a_finished = streams_.finished(a), b_finished = streams_.finished(b);
+  if (a_finished && b_finished) return true;
+  if (a.stream != b.stream) return false;
+  if (streams_.single()) return true;
+  if (a_finished || b_finished) return false;  // anyone may have that part now
+  // One stream, two epochs: the older part would count as used as late as the younger one. Worth it where it is small;
+  // large ones stay apart, since other streams can have them sooner.
+  Bytes older = a.epoch < b.epoch ? x.size : y.size;
+  return older <= kOlderJoined;
 }
 
 LastUse Home::joined(LastUse a, LastUse b) const {
@@ -316,10 +326,10 @@ bool Home::release_plain(BlockId id) {
   if (left != kNoBlock && !blocks_[left].is_free()) left = kNoBlock;
   if (right != kNoBlock && !blocks_[right].is_free()) right = kNoBlock;
   for (BlockId n : {left, right})
-    if (n != kNoBlock && (blocks_[n].run_end != n || !may_join(blocks_[n].last_use, b.last_use))) return false;
+    if (n != kNoBlock && (blocks_[n].run_end != n || !may_join(blocks_[n], b))) return false;
   if (left != kNoBlock && right != kNoBlock) {
     Block &l = blocks_[left], &r = blocks_[right];
-    if (!may_join(l.last_use, r.last_use)) return false;
+    if (!may_join(l, r)) return false;
     LastUse use_of_all = joined(joined(l.last_use, b.last_use), r.last_use);
     Bytes all = l.size + b.size + r.size;
     BlockId rest = l.size >= r.size ? left : right;  // its record stays: the fewest granules are told
@@ -384,7 +394,7 @@ void Home::insert_free(BlockId id) {
     head = blocks_[left].run_end;
     run_size += blocks_[head].run_size;
     unindex_run(head);
-    if (may_join(blocks_[left].last_use, blocks_[id].last_use)) {
+    if (may_join(blocks_[left], blocks_[id])) {
       bool was_head = left == head;
       id = join(left, id);
       tail = id;
@@ -395,7 +405,7 @@ void Home::insert_free(BlockId id) {
     run_size += blocks_[right].run_size;
     tail = blocks_[right].run_end;
     unindex_run(right);
-    if (may_join(blocks_[id].last_use, blocks_[right].last_use)) {
+    if (may_join(blocks_[id], blocks_[right])) {
       bool was_head = id == head, was_tail = right == tail;
       id = join(id, right);
       if (was_head) head = id;
@@ -585,7 +595,7 @@ void Home::settle() {
     BlockId b = head, first = head;
     while (blocks_[b].at + blocks_[b].size < end) {
       BlockId n = blocks_[b].next;
-      if (may_join(blocks_[b].last_use, blocks_[n].last_use)) {
+      if (may_join(blocks_[b], blocks_[n])) {
         bool was_first = b == first;
         b = join(b, n);
         if (was_first) first = b;

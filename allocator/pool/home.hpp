@@ -96,7 +96,7 @@ class Home {
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
   void each_gap(const Arena& a, F f) const;
-  bool may_join(LastUse a, LastUse b) const;
+  bool may_join(const Block& x, const Block& y) const;  // neighbours, both free
   LastUse joined(LastUse a, LastUse b) const;
   BlockId join(BlockId a, BlockId b);            // neighbours, both free; returns the one that stays
   BlockId split(BlockId id, Addr at);            // returns the upper part; `id` may become either (see cpp)
