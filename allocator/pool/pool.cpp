@@ -120,11 +120,11 @@ void Pool::Impl::release(BlockId id, LastUse use) {
 }
 
 void Pool::Impl::free(Addr address) {
+  if (streams.tick()) progressed();  // may throw: nothing is changed yet
   BlockId id = held.take(address);
   if (__builtin_expect(id == kNoBlock, 0))
     throw InvalidArgument("dymem: free of " + std::to_string(address) +
                           ", which is not a block that is held: freed twice, or from another allocator");
-  if (streams.tick()) progressed();
   Block& b = home.block(id);
   Bytes size = b.size;
   if (recorder && b.trace_number)
@@ -369,7 +369,9 @@ void Pool::set_recorder(EventSink* recorder) {
   std::lock_guard lock(impl_->mutex);
   impl_->recorder = recorder;
   impl_->recorded = 0;
-  for (BlockId id = 0; id < impl_->home.blocks().capacity(); id++) impl_->home.block(id).trace_number = 0;
+  // Of held blocks only: in a free one the same bytes say how large its run is.
+  for (BlockId id = 0; id < impl_->home.blocks().capacity(); id++)
+    if (Block& b = impl_->home.block(id); !b.is_free()) b.trace_number = 0;
   impl_->recorded_from = recorder ? impl_->driver.now() : 0;
 }
 

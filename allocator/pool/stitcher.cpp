@@ -313,7 +313,11 @@ void Stitcher::release(BlockId id, LastUse use) {
 void Stitcher::note_release(RegionId id, LastUse use) {
   Usage& usage = usage_[id];
   usage.held--;
-  std::erase_if(usage.last_uses, [&](LastUse u) { return u.stream == use.stream || streams_.finished(u); });
+  std::erase_if(usage.last_uses, [&](LastUse u) {
+    if (u.stream != use.stream) return streams_.finished(u);
+    use.epoch = std::max(use.epoch, u.epoch);  // a block that was pending was freed long ago, others since
+    return true;
+  });
   usage.last_uses.push_back(use);
 }
 
