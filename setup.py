@@ -62,9 +62,24 @@ def pybind11_include():
     fail("the headers of pybind11 are not here; run `pip install pybind11` (or install without --no-build-isolation).")
 
 
+def words(variable, default=""):
+    """An environment variable as a shell would split it."""
+    try:
+        return shlex.split(os.environ.get(variable, default))
+    except ValueError as error:
+        fail(f"{variable} cannot be read as words of a shell ({error}): {os.environ[variable]}")
+
+
+def jobs_at_once():
+    text = os.environ.get("DYMEM_JOBS", "")
+    if text and not (text.isascii() and text.isdigit() and int(text) > 0):
+        fail(f"DYMEM_JOBS is '{text}'; it is how many files to compile at a time, for example 4.")
+    return int(text) if text else len(os.sched_getaffinity(0))
+
+
 def find_compiler():
     """The command and the first line of its --version."""
-    command = shlex.split(os.environ.get("CXX", "g++"))
+    command = words("CXX", "g++")
     try:
         answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError, IndexError):
@@ -95,7 +110,7 @@ class BuildNative(build_ext):
 
     def build_extensions(self):
         self.compiler_command, compiler_version = find_compiler()
-        self.flags = FLAGS + shlex.split(os.environ.get("CXXFLAGS", "")) + ["-I", str(SOURCES)]
+        self.flags = FLAGS + words("CXXFLAGS") + ["-I", str(SOURCES)]
         # What a user's flags or another compiler change must not be mixed with objects made before.
         key = " ".join([*self.compiler_command, compiler_version, *self.flags])
         self.objects_root = ROOT / "build" / "obj" / hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -117,7 +132,7 @@ class BuildNative(build_ext):
             objects["bind" if extra else "library"].append(str(target))
             if out_of_date(target, target.with_suffix(".d")):
                 stale.append((source, target, extra))
-        workers = int(os.environ.get("DYMEM_JOBS", 0)) or len(os.sched_getaffinity(0))
+        workers = jobs_at_once()
         if stale:
             print(f"dymem: compiling {len(stale)} of {len(jobs)} files, {workers} at a time", flush=True)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
@@ -136,7 +151,7 @@ class BuildNative(build_ext):
     def link(self, target, objects, options):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         command = [*self.compiler_command, "-shared", "-pthread", "-o", target, *objects,
-                   *shlex.split(os.environ.get("LDFLAGS", "")), *options]
+                   *words("LDFLAGS"), *options]
         self.execute_compiler(command, f"{os.path.basename(target)} does not link")
 
     def execute_compiler(self, command, complaint):

@@ -81,6 +81,9 @@ def use_deterministic_algorithms() -> None:
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Of the fused attentions only flash has a deterministic backward.
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.benchmark = False
 
 

@@ -41,7 +41,7 @@ OutOfMemory::OutOfMemory(const OutOfMemoryFigures& f) : Error(out_of_memory_sent
 
 void check_failed(const char* file, int line, const char* what, const std::string& values) {
   throw InternalError("dymem: invariant broken at " + std::string(file) + ":" + std::to_string(line) + ": " + what +
-                      " [" + values + "]; please report this with the trace (dymem.trace.save)");
+                      " [" + values + "]; please report it, with a trace if you can (DYMEM_CONF=trace:on and dymem.save_trace)");
 }
 
 }  // namespace dymem

@@ -26,6 +26,9 @@ void flatten(const py::dict& from, const std::string& prefix, py::dict& to) {
 }
 
 py::dict flat_stats(int device) {
+  if (device < 0 || device >= kDevicesMax)
+    throw InvalidArgument("there is no device " + std::to_string(device) + "; devices are numbered from 0 to " +
+                          std::to_string(kDevicesMax - 1) + ".");
   Pool* made = pool_if_made(device);
   py::dict flat;
   flatten(stats_dict(made ? made->stats() : PoolStats{}), "", flat);

@@ -41,6 +41,7 @@ struct Pool::Impl {
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
+  Bytes patience() const;
   bool wait_for_busiest(Bytes size, StreamIndex by);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);

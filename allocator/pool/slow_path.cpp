@@ -16,6 +16,10 @@
 
 namespace dymem {
 
+// How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
+// copies wait. Less saves memory and costs step time: see decision 0005.
+constexpr double kPatience = 0.10;
+
 Bytes Pool::Impl::allowance() const {
   Bytes cap = std::min(config.limit ? config.limit : ~Bytes{0}, device_limit);
   return cap > space.reserved() ? cap - space.reserved() : 0;
@@ -69,6 +73,8 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   return home.take(p, size, BlockKind::live);
 }
 
+Bytes Pool::Impl::patience() const { return Bytes(double(counters.occupied_peak()) * (1 + kPatience)); }
+
 // A stream beside the one that does most of the work (a copy or collective beside compute) may wait for what that one
 // freed a while ago: the oldest closed epochs that make up the request. Never the other way round: compute would stand
 // behind copies. False if there is too little to wait for.
@@ -99,7 +105,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
   auto plan = stitcher.plan(size, by, room, allowed, most);
   // Growing past the budget for want of what a busier stream freed not long ago: wait for it, on the device.
-  if (plan && plan->fresh_bytes > room && wait_for_busiest(size, by)) {
+  if (plan && plan->fresh_bytes > room && space.reserved() + plan->fresh_bytes > patience() && wait_for_busiest(size, by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
     plan = stitcher.plan(size, by, room, allowed, most);
   }

@@ -221,6 +221,12 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
     consider(tails[i].first, kNone, tails[i].second);
   // Fewer, larger new granules while there is room: they are granules of the main arena like any other.
   if (best && best->fresh_bytes) {
+    if (best->extends != kNone) {  // … and addresses to see them at
+      const Region& r = space_.region(best->extends);
+      Bytes others = best->last != kNone ? space_.granule(best->last).size : 0;
+      for (GranuleId g : best->granules) others += space_.granule(g).size;
+      room = std::min(room, r.capacity - r.size - others);
+    }
     best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room, most), most);
     best->fresh_bytes = 0;
     for (Bytes n : best->fresh) best->fresh_bytes += n;

@@ -10,6 +10,9 @@ def main() -> None:
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"dymem: the command line needs {' and '.join(missing)}; run `pip install {' '.join(missing)}`.")
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal's encoding lacks, or a path that is no text: "?"
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     from dymem.cli.app import app
 
     app(prog_name="dymem")

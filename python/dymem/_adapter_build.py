@@ -37,14 +37,20 @@ LIBRARIES = ["-l:libdymem.so", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 _HEADERS = {"cuda_runtime_api.h": "nvidia-cuda-runtime", "crt/host_defines.h": "nvidia-cuda-crt"}
 
 
+def too_old(torch_version: str) -> str | None:
+    """The sentence for a torch that dymem cannot serve; None for one that it can."""
+    version = re.match(r"(\d+)\.(\d+)", torch_version)
+    if version is None or (int(version[1]), int(version[2])) < TORCH_OLDEST:
+        return f"dymem needs torch {TORCH_OLDEST[0]}.{TORCH_OLDEST[1]} or newer, and this is {torch_version}: upgrade torch."
+    return None
+
+
 def load(torch: ModuleType) -> ModuleType:
     """The adapter for this torch, built first if need be."""
     if MODULE in sys.modules:
         return sys.modules[MODULE]
-    version = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    if version is None or (int(version[1]), int(version[2])) < TORCH_OLDEST:
-        raise InstallError(f"dymem needs torch {TORCH_OLDEST[0]}.{TORCH_OLDEST[1]} or newer, and this is {torch.__version__}: "
-                           "upgrade torch.")
+    if (sentence := too_old(torch.__version__)) is not None:
+        raise InstallError(sentence)
     import dymem._core  # noqa: F401  loads libdymem.so, which the adapter must find in the process
 
     sources = source_dir() / "allocator"
@@ -132,7 +138,7 @@ def _announce(torch: ModuleType, folder: Path) -> None:
 
 
 def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
-    compiler = _find_compiler()
+    compiler = find_compiler()
     package = Path(torch.__file__).resolve().parent
     includes = [package / "include", package / "include" / "torch" / "csrc" / "api" / "include",
                 *_cuda_includes(package), _python_include()]
@@ -142,7 +148,8 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
         compile_command += ["-isystem", str(path)]
     started = time.monotonic()
     work = folder / f"building-{os.getpid()}"
-    shutil.rmtree(work, ignore_errors=True)
+    for left in folder.glob("building-*"):  # by builds that were killed: nobody else builds while we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
     log = folder / "build.log"
     try:
         work.mkdir()
@@ -186,8 +193,12 @@ def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> No
                            f"said is in {log}.")
 
 
-def _find_compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CXX", ""))
+def find_compiler() -> list[str]:
+    """The command that compiles C++ here; InstallError if there is none."""
+    try:
+        named = shlex.split(os.environ.get("CXX", ""))
+    except ValueError:  # quotes that are not closed
+        named = [os.environ["CXX"]]
     for command in ([named] if named else [["g++"], ["c++"], ["clang++"]]):
         if shutil.which(command[0]):
             return command

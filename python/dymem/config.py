@@ -27,11 +27,17 @@ def parse_bytes(text: str | int) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([a-z]*)", word)
     plain = match and not match[2] and match[1].isdigit()
     if not match or not (plain or match[2] in _UNITS):
-        raise ConfigError(f"'{text}' is not a size; write 20GiB, 512MiB or a number of bytes.")
-    value = int(match[1]) if plain else int(float(match[1]) * _UNITS[match[2]] + 0.5)
-    if value > _SIZE_MAX:
-        raise ConfigError(f"'{text}' is more memory than any device has; write for example 20GiB.")
-    return value
+        raise ConfigError(f"'{shortened(text)}' is not a size; write 20GiB, 512MiB or a number of bytes.")
+    value = float(match[1]) * _UNITS[match[2] or "b"]  # exact where it matters: whole numbers up to _SIZE_MAX
+    if value > _SIZE_MAX:  # infinite too
+        raise ConfigError(f"'{shortened(text)}' is more memory than any device has; write for example 20GiB.")
+    return int(value + 0.5)
+
+
+def shortened(text: object) -> str:
+    """What somebody wrote, for a sentence that stays one."""
+    text = str(text)
+    return text if len(text) <= 60 else f"{text[:56]}…"
 
 
 def format_bytes(n: float) -> str:

@@ -90,6 +90,9 @@ def _import_torch():
             raise
         raise InstallError("dymem.install() makes dymem the allocator of PyTorch, and torch is not installed here: run `pip "
                            "install torch`.") from None
+    if not hasattr(torch, "version"):  # a folder of that name beside the script is enough
+        where = getattr(torch, "__file__", None) or ", ".join(getattr(torch, "__path__", []))
+        raise InstallError(f"what is imported as torch here is not PyTorch ({where}): rename it, or run from another folder.")
     if torch.version.cuda is None:
         raise InstallError(f"this torch ({torch.__version__}) was built without CUDA, so there is nothing to allocate for: "
                            "install a CUDA build of torch.")

@@ -1,7 +1,7 @@
 """`dymem`: what the commands are called and how they explain themselves; the work is in the file of each command.
 
 Exit codes, the same everywhere: 0 = done (and everything fitted), 1 = done, but something did not fit or is missing,
-2 = bad input, said in one sentence.
+2 = bad input, said in one sentence, 3 = a broken invariant of dymem's own, to be reported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _main(version: Annotated[bool, typer.Option("--version", callback=_version, 
     pass
 
 
-@app.command("replay", epilog="Exit code 0: all fitted; 1: one did not; 2: bad input.  Record a snapshot with "
+@app.command("replay", epilog="Exit code 0: all fitted; 1: one did not; 2: bad input; 3: an audit failed, please report it.  Record a snapshot with "
              "torch.cuda.memory._record_memory_history(max_entries=10**7), then "
              "torch.cuda.memory._dump_snapshot('run.pickle').")
 @one_sentence

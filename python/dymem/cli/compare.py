@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def chosen(names: list[str], only: list[str] | None) -> list[str]:
 # --- recordings
 
 
+def _end_with_parent() -> None:
+    """In a worker: without this, workers of a parent that was killed would wait for their next task for ever."""
+
+    def wait() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _replay_file(path: str, lag_ms: float) -> list[dict]:  # runs in a worker process
     return [replay_recording(recording, lag_ms=lag_ms) for recording in load(path)]
 
@@ -72,7 +83,8 @@ def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: f
     results, failed = {}, []
     workers = min(2, len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("spawn")
-    with progress() as bar, concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with progress() as bar, concurrent.futures.ProcessPoolExecutor(
+            workers, mp_context=context, initializer=_end_with_parent) as pool:
         task = bar.add_task("replaying recordings", total=len(names))
         started = {pool.submit(_replay_file, str(paths[name]), lag_ms): name for name in by_size}
         for done in concurrent.futures.as_completed(started):

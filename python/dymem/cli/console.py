@@ -53,7 +53,7 @@ def one_sentence(command: Callable) -> Callable:
 
 
 def progress() -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                     console=err, transient=True, disable=not sys.stderr.isatty())
 
 
@@ -61,18 +61,31 @@ def check_writable(path: Path | None) -> None:
     """Before minutes of work: can the result be written there?"""
     if path is None:
         return
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+    folder = path.absolute().parent  # os.path: unlike Path, it also answers for names that no file can have
+    asked = path if os.path.exists(path) else folder
+    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(asked, os.W_OK):
         raise InvalidArgument(f"{path} cannot be written; name a file in a folder that exists.")
 
 
 def write_json(path: Path | None, content: dict) -> None:
-    """Whole or not at all: written beside the target, then renamed."""
+    """Whole or not at all: written beside the target, then renamed.
+
+    Not where a rename would do harm or cannot be: a link, pipe or device (/dev/stdout) stays what it is and is
+    written through, and so is a file in a folder that takes no new ones.
+    """
     if path is None:
         return
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    folder = path.absolute().parent
     try:
-        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        os.replace(part, path)
+        if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not os.access(folder, os.W_OK)):
+            path.write_text(text)
+            return
+        part = folder / f".dymem-{os.getpid()}.part"
+        try:
+            part.write_text(text)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror}.") from None

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -23,11 +20,13 @@ from typing import Callable
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from dymem import __version__, _paths
 from dymem.cli.console import out
+from dymem._adapter_build import cache_folder, find_compiler, too_old
 from dymem.config import ENVIRONMENT, Config
-from dymem.errors import DymemError
+from dymem.errors import DymemError, InstallError
 
 _VMM = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 
@@ -61,33 +60,38 @@ def check_torch() -> Finding:
     spec = importlib.util.find_spec("torch")
     if spec is None:
         return Finding("torch", "not installed", False, "pip install torch")
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        version = "of unknown version"
-    cuda = _torch_cuda(Path(spec.origin).parent) if spec.origin else None
+    version, cuda = _torch_version()
+    if version is None:
+        where = spec.origin or ", ".join(spec.submodule_search_locations or [])
+        return Finding("torch", f"what is imported as torch is not PyTorch: {where}", False,
+                       "Rename it, or run from another folder.")
+    if (sentence := too_old(version)) is not None:
+        return Finding("torch", version, False, sentence)
     if cuda is None:
         return Finding("torch", f"{version}, without CUDA", False, "Install a CUDA build of torch.")
     return Finding("torch", f"{version}, CUDA {cuda}", True)
 
 
-def _torch_cuda(folder: Path) -> str | None:
-    """The CUDA version in torch/version.py, read without importing torch."""
+def _torch_version() -> tuple[str | None, str | None]:
+    """The versions of torch and its CUDA, from torch/version.py: read without importing torch."""
     names: dict = {}
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None, None
     try:
-        exec(compile((folder / "version.py").read_text(), "version.py", "exec"), names)  # torch's own file
+        exec(compile((Path(spec.origin).parent / "version.py").read_text(), "version.py", "exec"), names)  # torch's own
     except OSError:
-        return None
-    return names.get("cuda")
+        return None, None
+    return names.get("__version__"), names.get("cuda")
 
 
 def check_compiler() -> Finding:
-    command = shlex.split(os.environ.get("CXX", "g++"))
-    found = shutil.which(command[0]) if command else None
-    if found is None:
-        return Finding("compiler", "none", False, "apt-get install g++, or set CXX to a C++20 compiler.")
-    answer = subprocess.run([*command, "-dumpfullversion"], capture_output=True, text=True)
-    return Finding("compiler", f"{found} {answer.stdout.strip()}", True)
+    try:
+        command = find_compiler()
+        answer = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    except (InstallError, OSError, subprocess.CalledProcessError):
+        return Finding("compiler", "none that runs", False, "apt-get install g++, or set CXX to a C++20 compiler.")
+    return Finding("compiler", f"{shutil.which(command[0])}: {(answer.stdout.splitlines() or ['?'])[0]}", True)
 
 
 def check_driver() -> list[Finding]:
@@ -119,9 +123,7 @@ def _check_device(cuda: ctypes.CDLL, index: int) -> Finding:
 
 def check_adapter() -> Finding:
     """Built for a torch of this version? (The build itself also looks at the exact build and at our sources.)"""
-    from dymem._adapter_build import cache_folder
-
-    folder, version = cache_folder(), importlib.metadata.version("torch")
+    folder, version = cache_folder(), str(_torch_version()[0])
     built = []
     for stamp in folder.glob("*/built.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -137,13 +139,13 @@ def main() -> int:
     findings = [check() for check in checks] + check_driver()
     if findings[2].ok:
         findings.append(check_adapter())
-    table = Table(box=box.SIMPLE_HEAD, title=f"dymem on {platform.node()}, Python {platform.python_version()} "
-                  f"({sys.executable})", title_justify="left")
+    title = Text(f"dymem on {platform.node()}, Python {platform.python_version()} ({sys.executable})")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in ("", "what", "found", "what to do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        table.add_row("[green]ok[/green]" if finding.ok else "[yellow]--[/yellow]", finding.what, finding.state,
-                      finding.advice)
+        table.add_row("[green]ok[/green]" if finding.ok else "[yellow]--[/yellow]", finding.what, Text(finding.state),
+                      Text(finding.advice))  # text from elsewhere is no markup
     out.print(table)
     # An adapter not built yet is no fault: install() builds it.
     ready = all(finding.ok for finding in findings if finding.what != "adapter")

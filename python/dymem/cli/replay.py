@@ -12,10 +12,11 @@ from typing import Callable
 
 from dymem import __version__
 from dymem.cli.console import check_writable, complain, err, out, progress, write_json
-from dymem.config import Config, parse_bytes
+from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
 from dymem.trace import Recording, load
 
+_RATIO_MAX = 1000.0
 _RATIO = re.compile(r"(\d+(?:\.\d+)?)x")
 BROKEN = 3  # exit code where the pool's own audit failed
 
@@ -26,6 +27,8 @@ def parse_limit(text: str | None) -> int | float | None:
         return None
     ratio = _RATIO.fullmatch(text.strip().lower())
     value = float(ratio[1]) if ratio else parse_bytes(text)
+    if ratio and value > _RATIO_MAX:
+        raise InvalidArgument(f"a limit of '{shortened(text)}' the occupied peak is none; write for example 1.02x.")
     if value == 0:
         raise InvalidArgument("a limit of 0 leaves nothing to hold; leave --limit out for none.")
     return value

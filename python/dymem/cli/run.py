@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,16 @@ def _parameter(name: str, kind, option, default=inspect.Parameter.empty) -> insp
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
+def _no_script(name: str) -> str:
+    """What to write instead, if what stands there is a command, as in `dymem run python train.py`."""
+    found = shutil.which(name)
+    if found is None:
+        return f"there is no script {name}."
+    if Path(name).name.startswith("python"):
+        return f"{name} needs not be named: write dymem run train.py ARGS…, or dymem run -m MODULE ARGS…"
+    return f"there is no script {name}, but a command; if it is written in Python, write dymem run {found} ARGS…"
+
+
 def start(program: list[str], module: bool, keys: dict[str, str]) -> None:
     """Becomes the program; does not return unless something is wrong with what was asked."""
     if program[0].startswith("-"):
@@ -62,8 +73,8 @@ def start(program: list[str], module: bool, keys: dict[str, str]) -> None:
                           f"{', '.join('--' + key for key in Config.keys())}.")
     Config.from_mapping(keys)
     wanted = dataclasses.replace(Config.from_environment(), **keys)
-    if not module and not Path(program[0]).exists():
-        raise InvalidArgument(f"there is no script {program[0]}.")
+    if not module and not os.path.exists(program[0]):
+        raise InvalidArgument(_no_script(program[0]))
     if importlib.util.find_spec("torch") is None:
         raise InstallError("torch is not installed, so there is nothing to serve; run `pip install torch`.")
     environment = dict(os.environ)

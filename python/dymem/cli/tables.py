@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from dymem.config import format_bytes
 
@@ -33,15 +34,22 @@ def _table(title: str, names: list[str], caption: str | None = None) -> Table:
     return table
 
 
+def _name(text: str) -> Text:
+    """As it is: in a name of somebody else's, brackets are no markup."""
+    return Text(text)
+
+
 def replay_table(results: list[dict]) -> Table:
     limited = any(result["limit_bytes"] for result in results)
     names = ["trace", "live peak", "occupied peak", "PyTorch reserved", "dymem reserved", "warm driver calls",
              "malloc / free"]
     table = _table("Replayed through dymem's pool", names + (["limit", "fits"] if limited else []))
     for r in results:
-        row = [r["name"], format_bytes(r["live_peak_bytes"]), format_bytes(r["occupied_peak_bytes"]),
+        ours = r["reserved_peak_bytes"]
+        row = [_name(r["name"]), format_bytes(r["live_peak_bytes"]), format_bytes(r["occupied_peak_bytes"]),
                with_overhead(r["native_reserved_peak_bytes"], r["occupied_peak_bytes"]),
-               with_overhead(r["reserved_peak_bytes"], r["occupied_peak_bytes"]), warm_driver(r),
+               # Cut short by its limit, it never came to its peak: a ratio to that would be no overhead.
+               format_bytes(ours) if r["oom"] else with_overhead(ours, r["occupied_peak_bytes"]), warm_driver(r),
                f"{r['malloc_ns_median']:.0f} / {r['free_ns_median']:.0f} ns"]
         if limited:
             row += [format_bytes(r["limit_bytes"]), "[red]no[/red]" if r["oom"] else "yes"]
@@ -64,7 +72,7 @@ def compare_table(results: list[dict], lag_ms: float) -> Table:
                    caption=f"In brackets: over the occupied peak; driver time of warm iterations. Lag {lag_ms:g} ms.")
     for r in results:
         native, ours = r["native_reserved_peak_bytes"], r["reserved_peak_bytes"]
-        table.add_row(r["name"], format_bytes(r["occupied_peak_bytes"]),
+        table.add_row(_name(r["name"]), format_bytes(r["occupied_peak_bytes"]),
                       with_overhead(native, r["occupied_peak_bytes"]), with_overhead(ours, r["occupied_peak_bytes"]),
                       "-" if native is None else format_bytes(native - ours), warm_driver(r))
     return table

@@ -1,0 +1,38 @@
+#!/bin/sh
+# Every figure that needs a card, in one go of under ten minutes: builds, tests what only a card can show, measures.
+#
+#   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
+#
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given)
+set -u
+out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
+shift
+parts=${*:-build losses calls pairs torchtune tests}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$(dirname "$0")/.." || exit 2
+export PYTHONPATH="$PWD/python" PYTHONUNBUFFERED=1
+python=${PYTHON:-python3}
+say() { echo "== $* ($(date +%T))"; }
+
+for part in $parts; do
+  say "$part"
+  case $part in
+    build) "$python" setup.py build_ext --inplace >"$out/build.log" 2>&1 || { tail -20 "$out/build.log"; exit 2; }
+      "$python" -c 'import dymem; dymem.install(); import torch; torch.zeros(1, device="cuda")' || exit 2
+      nvidia-smi -L ;;
+    losses) timeout 120 "$python" bench/equal_losses.py resnet50_b128 llama_varlen llama_fsdp2_ckpt --iterations 5 \
+      --json "$out/losses.json" ;;
+    calls) timeout 80 "$python" bench/native_calls.py --rounds 2 --json "$out/calls.json" ;;
+    pairs) timeout 110 "$python" bench/paired.py resnet50_b128 --pairs 4 --iterations 40 --no-losses \
+        --budget-seconds 90 --out "$out"
+      timeout 140 "$python" bench/paired.py llama_varlen --pairs 4 --iterations 48 --no-losses \
+        --budget-seconds 110 --out "$out"
+      timeout 110 "$python" bench/paired.py llama_fsdp2_ckpt --pairs 3 --no-losses --budget-seconds 90 --out "$out" ;;
+    torchtune) timeout 160 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 2 \
+      --no-losses --budget-seconds 140 --out "$out" ;;
+    tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    *) echo "card.sh: no part '$part'" >&2; exit 2 ;;
+  esac
+done
+say done
