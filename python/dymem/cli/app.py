@@ -40,7 +40,8 @@ def _main(version: Annotated[bool, typer.Option("--version", callback=_version, 
     pass
 
 
-@app.command("replay", epilog="Exit code 0: all fitted; 1: one did not; 2: bad input; 3: an audit failed, please report it.  Record a snapshot with "
+@app.command("replay", epilog="Exit code 0: all fitted; 1: one did not; 2: bad input; 3: an audit failed, please report "
+             "it.  Record a snapshot with "
              "torch.cuda.memory._record_memory_history(max_entries=10**7), then "
              "torch.cuda.memory._dump_snapshot('run.pickle').")
 @one_sentence
@@ -53,8 +54,8 @@ def _replay(
                    "long after the trace says that the free completed, since a snapshot does not tell.")] = 10.0,
     json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                     help="Write every figure there.")] = None,
-    alias: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Map idle granules a second time (on), or give "
-                     "them back and map them again (off).")] = None,
+    alias: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Map idle granules a "
+                     "second time (on), or give them back and map them again (off).")] = None,
     wait: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Copy streams wait for memory "
                     "that compute freed a while ago (on), or the pool grows (off).")] = None,
     backing: Annotated[Optional[str], typer.Option(metavar="auto|vmm|contiguous", show_default=False,
