@@ -1,9 +1,12 @@
-"""What a call changes besides its own block: views that running work still uses, records of free blocks."""
+"""What a call changes besides its own block: views that running work still uses, records of free blocks, addresses."""
+
+from random import Random
 
 from devices import Device, make_pool
 from pool_model import MIB
 
 from dymem import _core
+from dymem.errors import OutOfMemory
 
 S, SIDE = 11, 12
 
@@ -53,3 +56,22 @@ def test_a_recorder_may_come_and_go_in_mid_run():
         assert again == blocks[1]
         pool.free(again)
     assert pool.stats()["reserved_bytes"]["all"]["current"] == reserved
+
+
+def test_a_region_grows_no_further_than_its_addresses():
+    """Granules made larger than needed still have to fit what is left of the addresses of the region they extend."""
+    for seed in (1612, 2252):
+        random = Random(seed)
+        device = Device(capacity=300 * MIB, bytes=False)
+        pool = make_pool(device)
+        held = []
+        for _ in range(300):
+            if random.random() < 0.5 + 0.1 * random.random() or not held:
+                try:
+                    held.append(pool.malloc(random.randrange(MIB // 2, MIB << random.randrange(1, 6)), 0))
+                except OutOfMemory:
+                    for _ in range(4):
+                        pool.free(held.pop(random.randrange(len(held))))
+            else:
+                pool.free(held.pop(random.randrange(len(held))))
+        assert device.violations() == []
