@@ -108,6 +108,11 @@ class BuildNative(build_ext):
             return os.path.join(*fullname.split(".")) + ".so"
         return super().get_ext_filename(fullname)
 
+    def run(self):
+        for variable in ("CXX", "CXXFLAGS", "LDFLAGS", "CC", "CFLAGS", "CPPFLAGS"):  # setuptools splits them too
+            words(variable)
+        super().run()
+
     def build_extensions(self):
         self.compiler_command, compiler_version = find_compiler()
         self.flags = FLAGS + words("CXXFLAGS") + ["-I", str(SOURCES)]

@@ -122,6 +122,7 @@ def test_no_compiler_and_one_that_fails(script, tmp_path):
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     attempt = "raises(dymem.InstallError, lambda: dymem.install(driver='emulated'), {})"
     script(attempt.format("'C++20 compiler', '/no/such/compiler', 'CXX'"), conf=None, cache=tmp_path / "a", CXX="/no/such/compiler")
+    script(attempt.format("'C++20 compiler', 'CXX'"), conf=None, cache=tmp_path / "a", CXX="'g++")
     script(attempt.format("'C++20 compiler', 'none is there', 'g++'"), conf=None, cache=tmp_path / "a", PATH="/nowhere")
     done = script(attempt.format("'could not be built', 'this compiler is broken', 'build.log'"), conf=None,
                   cache=tmp_path / "b", CXX=str(broken))
@@ -142,6 +143,7 @@ def test_a_damaged_adapter_is_built_again_and_a_new_torch_is_told_of(script, fir
     cache = tmp_path / "cache"
     shutil.copytree(first_build.cache, cache)
     folder = next((cache / "adapter").iterdir())
+    (folder / "building-1").mkdir()  # of a build that was killed
     whole = (folder / "_torch.so").read_bytes()
     (folder / "_torch.so").write_bytes(whole[: len(whole) // 2])  # loading this would kill the process
     stamp = json.loads((folder / "built.json").read_text())
@@ -150,6 +152,7 @@ def test_a_damaged_adapter_is_built_again_and_a_new_torch_is_told_of(script, fir
     first = script(code, cache=cache)
     assert first.err.count("dymem: torch is now") == 1 and "built for 2.13.9: building it again" in first.err
     assert (folder / "_torch.so").stat().st_size == len(whole)
+    assert not list(folder.glob("building-*"))
     assert script(code, cache=cache).err == ""
 
 

@@ -1,8 +1,12 @@
 """compare, run, doctor and the help: what they say and how they end, without a GPU."""
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -66,6 +70,50 @@ def test_doctor_says_what_is_missing(dymem_command):
 def test_doctor_survives_a_bad_configuration(dymem_command):
     run = dymem_command("doctor", env={"DYMEM_CONF": "limt:3"})
     assert run.returncode == 1 and "limt" in run.stdout
+
+
+@pytest.mark.parametrize("env", [{"DYMEM_CONF": "limt[/x]:3"}, {"CXX": "'"}, {"CXX": "false"}, {"CXX": " "}])
+def test_doctor_survives_any_environment(dymem_command, env):
+    run = dymem_command("doctor", env=env)
+    assert run.returncode == 1 and run.stderr == ""
+    assert ("limt[/x]" if "DYMEM_CONF" in env else "none that runs") in run.stdout or env == {"CXX": " "}
+
+
+@pytest.mark.parametrize("version, words", [("__version__ = '2.5.1'; cuda = '12.1'", ["2.5.1", "2.11 or newer"]),
+                                            ("__version__ = '2.99.0'; cuda = None", ["2.99.0", "without CUDA"]),
+                                            ("__version__ = '2.99.0'; cuda = '13.0'", ["2.99.0, CUDA 13.0", "not built yet"]),
+                                            (None, ["is not PyTorch"])])
+def test_doctor_judges_the_torch_that_would_be_imported(dymem_command, tmp_path, version, words):
+    """It has no package metadata, as one on PYTHONPATH; one too old is not served, whatever the rest is."""
+    (tmp_path / "lib" / "torch").mkdir(parents=True)
+    (tmp_path / "lib" / "torch" / "__init__.py").write_text("")
+    if version is not None:
+        (tmp_path / "lib" / "torch" / "version.py").write_text(version)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "lib"), os.environ.get("PYTHONPATH")]))
+    run = dymem_command("doctor", env={"PYTHONPATH": path, "DYMEM_CACHE": str(tmp_path / "cache")})
+    assert run.returncode == 1 and run.stderr == ""
+    assert all(word in " ".join(run.stdout.split()) for word in words), run.stdout
+
+
+def test_install_with_something_else_called_torch(python, tmp_path):
+    (tmp_path / "lib" / "torch").mkdir(parents=True)
+    (tmp_path / "lib" / "torch" / "__init__.py").write_text("")
+    run = python("-c", "import sys; sys.path.insert(0, 'lib'); import dymem\n"
+                 "try: dymem.install()\nexcept dymem.InstallError as error: print(error)")
+    assert run.returncode == 0 and "is not PyTorch" in run.stdout, run.stderr
+
+
+def test_killing_compare_leaves_no_workers(tmp_path):
+    """SIGKILL gives it no chance to end them: they must notice."""
+    command = subprocess.Popen([sys.executable, "-m", "dymem", "compare", "--recordings"], cwd=tmp_path,
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    time.sleep(2)
+    command.kill()
+    try:
+        command.communicate(timeout=60)  # returns when the last of its processes has closed the pipe
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
 
 
 # --- dymem run. A module named torch that is none stands in for the real one: what is tested is who installs, and when.
@@ -138,6 +186,9 @@ def test_exit_code_is_the_scripts(stage):
     (["--limt", "3", "script.py"], ["--limt", "--limit", "--alias"]),
     (["--limit", "lots", "script.py"], ["limit", "20GiB"]),
     (["nosuch.py"], ["no script nosuch.py"]),
+    (["x" * 300], ["no script x"]),
+    (["python3", "script.py"], ["dymem run train.py"]),
+    (["ls"], ["no script ls", "command", "dymem run /"]),
 ])
 def test_run_refuses(stage, arguments, words):
     run = stage(*arguments)

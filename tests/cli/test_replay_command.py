@@ -3,7 +3,9 @@
 import gzip
 import json
 import lzma
+import os
 import pickle
+import subprocess
 
 import pytest
 from snapshots import MIB, History, snapshot, steps, write
@@ -180,3 +182,46 @@ def test_bad_options_of_the_parser_itself(dymem_command, trace):
     for arguments in (["--lag", "soon"], ["--nosuch", "1"]):
         run = dymem_command("replay", trace, *arguments)
         assert run.returncode == 2 and run.stdout == "" and arguments[0] in run.stderr
+
+
+@pytest.mark.parametrize("limit", ["9" * 5000, "9" * 5000 + "x", "9" * 400 + ".5GiB", "1001x"])
+def test_absurd_limits(dymem_command, trace, limit):
+    assert len(refused(dymem_command("replay", trace, "--limit", limit))) < 200
+
+
+def test_json_through_a_link_or_pipe_leaves_them_there(dymem_command, tmp_path, trace):
+    """A rename would put a file in the place of the link; of /dev/stdout too."""
+    (tmp_path / "link.json").symlink_to("real.json")
+    assert dymem_command("replay", trace, "--json", tmp_path / "link.json").returncode == 0
+    assert (tmp_path / "link.json").is_symlink() and "traces" in json.loads((tmp_path / "real.json").read_text())
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    assert dymem_command("replay", trace, "--json", tmp_path / "pipe").returncode == 0
+    assert "traces" in json.loads(reader.communicate(timeout=60)[0])
+    assert (tmp_path / "pipe").is_fifo() and not list(tmp_path.glob(".dymem-*"))
+
+
+def test_names_no_file_can_have(dymem_command, trace):
+    refused(dymem_command("replay", "x" * 300))
+    run = dymem_command("replay", trace, "--json", "x" * 300)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1
+
+
+def test_a_trace_cut_short_by_its_limit_has_no_overhead_in_the_table(dymem_command, trace):
+    run = dymem_command("replay", trace, "--limit", "0.5x")
+    assert run.returncode == 1 and "-100.0 %" not in run.stdout and "(-" not in run.stdout
+
+
+def test_brackets_in_a_name_are_shown(dymem_command, tmp_path, trace):
+    trace.rename(tmp_path / "a[bold]b[0].pickle.xz")
+    run = dymem_command("replay", "a[bold]b[0].pickle.xz")
+    assert run.returncode == 0 and "a[bold]b[0]" in run.stdout
+
+
+def test_a_terminal_that_knows_no_unicode(dymem_command, tmp_path, trace):
+    name = os.fsencode(tmp_path) + b"/n\xff.pickle.xz"
+    os.rename(trace, name)
+    for encoding in ("ascii:strict", "utf-8:strict"):
+        for arguments in (["--help"], ["replay", "--help"], ["replay", os.fsdecode(name)]):
+            run = dymem_command(*arguments, env={"PYTHONIOENCODING": encoding})
+            assert run.returncode == 0, run.stderr

@@ -57,6 +57,15 @@ def test_no_compiler_is_one_sentence(root, tmp_path, python, compiler):
     assert run.stderr.splitlines()[-1].startswith("dymem: no C++ compiler") and "g++" in run.stderr
 
 
+@pytest.mark.parametrize("env, words", [({"CXX": "'g++"}, ["CXX"]), ({"CXXFLAGS": '-DX="'}, ["CXXFLAGS"]),
+                                        ({"DYMEM_JOBS": "many"}, ["DYMEM_JOBS", "many"]), ({"DYMEM_JOBS": "-1"}, ["DYMEM_JOBS"])])
+def test_a_variable_that_makes_no_sense_is_named(root, tmp_path, env, words):
+    run = subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path)], cwd=root,
+                         env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert run.stderr.startswith("dymem: ") and all(word in run.stderr for word in words), run.stderr
+
+
 def test_sources_are_found_from_a_checkout():
     from dymem._paths import source_dir
 

@@ -56,3 +56,10 @@ def test_library_path_is_the_library(python):
                  "print(bool(lib.dymem_malloc), bool(lib.dymem_free))")
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip() == "True True"
+
+
+@pytest.mark.parametrize("device", [-1, 64, 10**6])
+def test_statistics_of_a_device_that_cannot_be(python, device):
+    run = python("-c", "import dymem\n"
+                 f"try: dymem.memory_stats({device})\nexcept dymem.InvalidArgument as error: print(error)")
+    assert run.returncode == 0 and str(device) in run.stdout, run.stderr
