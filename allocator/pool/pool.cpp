@@ -159,26 +159,29 @@ void Pool::Impl::progressed() {
 }
 
 bool Pool::Impl::complete_pending() {
-  bool any = false;
-  for (std::size_t i = 0; i < pending.size();) {
-    Pending& p = pending[i];
+  // Taken out first, in one pass; the order in which callers freed them stays.
+  auto waits = [&](Pending& p) {
     std::erase_if(p.waits, [&](LastUse u) { return streams.finished(u); });
-    if (!p.waits.empty()) {
-      i++;
-      continue;
-    }
-    BlockId id = p.id;
-    LastUse own = p.own;
-    pending.erase(pending.begin() + std::ptrdiff_t(i));
+    return !p.waits.empty();
+  };
+  auto first = std::find_if_not(pending.begin(), pending.end(), waits);
+  if (first == pending.end()) return false;
+  auto kept = first;
+  std::vector<std::pair<BlockId, LastUse>> done;
+  for (auto p = first; p != pending.end(); ++p) {
+    if (waits(*p)) *kept++ = std::move(*p);
+    else done.push_back({p->id, p->own});
+  }
+  pending.erase(kept, pending.end());
+  for (auto& [id, own] : done) {
     Bytes size = home.block(id).size;
     if (recorder && home.block(id).trace_number)
       record(TraceKind::free_completed, home.block(id).trace_number - 1, size,
              streams.id(home.block(id).last_use.stream), Mobility::untagged);
     counters.unpend(part(size), size);
     release(id, own);
-    any = true;
   }
-  return any;
+  return true;
 }
 
 void Pool::Impl::record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility) {
