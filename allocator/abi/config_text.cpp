@@ -6,8 +6,6 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <iterator>
 #include <string_view>
 
@@ -33,18 +31,28 @@ std::string_view trimmed(std::string_view text) {
                         ".");
 }
 
+// A decimal number at the beginning of `text`, and where it ends; NaN if there is none. Never strtod: what that reads
+// depends on the locale that the program has set, and it takes hexadecimal.
+double decimal(std::string_view text, std::chars_format format, std::string_view* rest) {
+  double number = 0;
+  auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number, format);
+  *rest = text.substr(static_cast<std::size_t>(stop - text.data()));
+  return error == std::errc() && std::isfinite(number) && text.front() != '-' ? number : std::nan("");
+}
+
 Bytes parse_size(std::string_view key, std::string_view value) {
   constexpr const char* kExpected = "a size such as 20GiB, 512MiB or a number of bytes (0 for none)";
   const std::string text = lower(value);
   if (text == "none") return 0;
-  char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
-  if (end == text.c_str() || !std::isfinite(number) || number < 0) bad_value(key, value, kExpected);
-  const std::string unit(trimmed(std::string_view(end)));
+  std::string_view rest;
+  const double number = decimal(text, std::chars_format::fixed, &rest);
+  if (std::isnan(number)) bad_value(key, value, kExpected);
+  const std::string unit(trimmed(rest));
   if (unit.empty()) {  // bytes, exactly
     Bytes bytes = 0;
     auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
-    if (error != std::errc() || stop != text.data() + text.size()) bad_value(key, value, kExpected);
+    if (error != std::errc() || stop != text.data() + text.size() || bytes > kRequestMax)
+      bad_value(key, value, kExpected);
     return bytes;
   }
   struct Unit {
@@ -70,10 +78,9 @@ bool parse_switch(std::string_view key, std::string_view value) {
 }
 
 double parse_ratio(std::string_view key, std::string_view value) {
-  const std::string text(value);
-  char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(number >= 0) || number > 1) bad_value(key, value, "a number from 0 to 1");
+  std::string_view rest;
+  const double number = decimal(value, std::chars_format::general, &rest);
+  if (!rest.empty() || !(number >= 0) || number > 1) bad_value(key, value, "a number from 0 to 1");
   return number;
 }
 
@@ -86,14 +93,8 @@ int parse_count(std::string_view key, std::string_view value) {
 }
 
 std::string number_text(double number) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.17g", number);
-  for (int digits = 1; digits < 17; ++digits) {  // the shortest text that reads back as the same number
-    char shorter[40];
-    std::snprintf(shorter, sizeof shorter, "%.*g", digits, number);
-    if (std::strtod(shorter, nullptr) == number) return shorter;
-  }
-  return text;
+  char text[40];  // the shortest that reads back as the same number
+  return std::string(text, std::to_chars(text, text + sizeof text, number).ptr);
 }
 
 struct Key {

@@ -24,7 +24,7 @@ def parse_bytes(text: str | int) -> int:
     word = str(text).strip().lower()
     if word == "none":
         return 0
-    match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*([a-z]*)", word)
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]*)", word)
     plain = match and not match[2] and match[1].isdigit()
     if not match or not (plain or match[2] in _UNITS):
         raise ConfigError(f"'{shortened(text)}' is not a size; write 20GiB, 512MiB or a number of bytes.")
@@ -60,17 +60,16 @@ def _switch(text: str | bool) -> bool:
 
 
 def _ratio(text: str | float) -> float:
-    try:
-        value = float(text)
-    except (TypeError, ValueError):
-        value = -1.0
+    word = str(text).strip().lower()
+    number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", word)  # float() reads more than the core does
+    value = float(word) if number else -1.0
     if not 0.0 <= value <= 1.0:
         raise ConfigError(f"'{text}' is not a number from 0 to 1.")
     return value
 
 
 def _count(text: str | int) -> int:
-    if not re.fullmatch(r"\d{1,2}", str(text)) or not 1 <= int(text) <= 64:
+    if not re.fullmatch(r"[0-9]{1,2}", str(text)) or not 1 <= int(text) <= 64:
         raise ConfigError(f"'{text}' is not a number from 1 to 64.")
     return int(text)
 

@@ -71,7 +71,7 @@ def test_too_small_a_limit_is_exit_code_1_and_the_json_is_there(dymem_command, t
 
 
 @pytest.mark.parametrize("limit, bytes_", [("1GiB", 1 << 30), ("1073741824", 1 << 30), ("2x", 40 * MIB),
-                                           ("1.5X", 30 * MIB), ("64 mib", 64 * MIB)])
+                                           ("1.5X", 30 * MIB), ("2.x", 40 * MIB), ("64 mib", 64 * MIB)])
 def test_limits(dymem_command, tmp_path, trace, limit, bytes_):
     run, [result] = replay(dymem_command, tmp_path, trace, "--limit", limit)
     assert run.returncode == 0, run.stderr

@@ -33,7 +33,8 @@ def _text(value):
     "limit:20GiB", "limit:512MiB", "limit:1.5gib", "limit:123456789", "limit:20GB", "limit:none", "limit:0",
     "backing:vmm", "backing:Contiguous", "alias:off", "alias:False", "debug:1", "grow_ratio:0.05", "grow_ratio:0",
     "grow_slack:0", "driver:emulated,emulated_capacity:1GiB,emulated_devices:64", "trace:yes",
-    " limit : 1KiB , alias:no,",
+    " limit : 1KiB , alias:no,", "limit:.5GiB", "limit:5.GiB", "grow_ratio:.5", "grow_ratio:5e-1", "grow_ratio: 0.5",
+    "grow_ratio:1e-5",
 ])
 def test_both_parsers_agree(text):
     from dymem import _core
@@ -45,6 +46,9 @@ def test_both_parsers_agree(text):
     "limt:3", "limit", "limit:", "limit:-1", "limit:lots", "limit:1.5", "limit:20 parsecs", "limit:nan", "limit:1e3",
     "backing:paper", "alias:maybe", "grow_ratio:-0.1", "grow_ratio:1.01", "grow_ratio:nan", "grow_ratio:x",
     "emulated_devices:0", "emulated_devices:65", "emulated_capacity:0", "driver:", "limit:999999TiB",
+    "limit:\u0663", "emulated_devices:\u0663", "grow_ratio:\u0663", "grow_ratio:0_0.5", "grow_ratio:0x1p-3", "grow_ratio:+0.5",
+    "grow_ratio:-0", "grow_ratio:", "grow_ratio:0.5 x", "limit:1e3KiB", "limit:-0GiB", "limit:0x10", "limit:99999999999999999",
+    "limit:" + "9" * 400 + "GiB", "limit:.", "grow_ratio:.",
 ])
 def test_both_parsers_refuse(text):
     from dymem import _core

@@ -17,7 +17,7 @@ from dymem.errors import DymemError, InvalidArgument
 from dymem.trace import Recording, load
 
 _RATIO_MAX = 1000.0
-_RATIO = re.compile(r"(\d+(?:\.\d+)?)x")
+_RATIO = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)x")
 BROKEN = 3  # exit code where the pool's own audit failed
 
 
