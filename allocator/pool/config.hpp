@@ -9,8 +9,8 @@ struct PoolConfig {
   Bytes limit = 0;  // bytes the pool may hold of the device; 0 = none
   Backing backing = Backing::automatic;
   bool alias = true;   // stitch idle granules by mapping them a second time; false: unmap and map again
-  bool wait = true;           // a copy or collective stream waits (on the device) for memory that the busiest stream
-                              // freed a while ago, before the pool grows past its budget; false: it grows
+  bool wait = true;    // a copy or collective stream waits (on the device) for memory that the busiest stream
+                       // freed a while ago, before the pool grows past its budget; false: it grows
   bool debug = false;  // one mapping per block, with guard pages: for compute-sanitizer
   // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack.
   double grow_ratio = 0.01;

@@ -445,8 +445,12 @@ void Home::adopt(int arena, GranuleId id) {
       blocks_[b.next].prev = fresh;
     }
   Arena& a = arenas_[arena];
-  if (end > a.end) a.end = end;
-  else a.gaps -= b.size;
+  if (end > a.end) {
+    if (b.at > a.end) a.gaps += b.at - a.end;
+    a.end = end;
+  } else {
+    a.gaps -= b.size;
+  }
   insert_free(fresh);
 }
 

@@ -72,8 +72,8 @@ class Home {
   bool idle_usable(GranuleId id, StreamIndex by) const;  // wholly free, and usable
   // Wholly free, and usable by `by` once it has waited for the epoch of `on` that is returned (0: usable now).
   std::optional<Epoch> idle_after(GranuleId id, StreamIndex by, StreamIndex on) const;
-  bool idle_finished(GranuleId id) const;                // … by anyone: no work uses it any more
-  BlockId covering(Addr at) const;                       // the home block that holds this address, or kNoBlock
+  bool idle_finished(GranuleId id) const;  // … by anyone: no work uses it any more
+  BlockId covering(Addr at) const;         // the home block that holds this address, or kNoBlock
   BlockId run_head(BlockId id) const;
   int arena_of(Addr at) const;
 

@@ -37,6 +37,7 @@ struct Pool::Impl {
   // --- slow_path.cpp
   BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_guarded(Bytes size, std::unique_lock<Lock>& lock);  // debug mode
+  void refused(const Status& s, Bytes asked);  // by the device; throws unless it was for want of memory
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);

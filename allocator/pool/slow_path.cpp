@@ -44,11 +44,13 @@ BlockId Pool::Impl::try_views(Bytes size, StreamIndex by) {
   return stitcher.take(s, size, by);
 }
 
-// The device refused: remember how much it gave, so that the next requests go the way of the limit at once.
-static bool refused(Pool::Impl& p, const Status& s) {
+// The device refused `asked` bytes: remember how much it can have left, so that the next try asks for less or goes the
+// way of the limit at once.
+void Pool::Impl::refused(const Status& s, Bytes asked) {
   if (s.code != Code::out_of_memory) s.expect_ok();
-  p.device_limit = p.space.reserved();
-  return true;
+  Bytes left =
+      std::min(round_down(driver.memory().free, kGranuleUnit), asked > kGranuleUnit ? asked - kGranuleUnit : 0);
+  device_limit = space.reserved() + left;
 }
 
 BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
@@ -62,7 +64,7 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   if (s.code == Code::out_of_memory && ask > site.need)
     s = home.grow(arena, site.at, GranuleSizes::split(site.need, most));
   if (!s.ok()) {
-    refused(*this, s);
+    refused(s, site.need);
     return kNoBlock;
   }
   count_reserved();
@@ -85,7 +87,8 @@ bool Pool::Impl::wait_for_busiest(Bytes size, StreamIndex by) {
   Epoch closed = streams.closed_epoch(on);
   std::vector<std::pair<Epoch, Bytes>> idle;
   for (GranuleId g = 0; g < space.granules(); g++)
-    if (auto after = home.idle_after(g, by, on); after && *after <= closed) idle.push_back({*after, space.granule(g).size});
+    if (auto after = home.idle_after(g, by, on); after && *after <= closed)
+      idle.push_back({*after, space.granule(g).size});
   std::sort(idle.begin(), idle.end());
   Bytes got = 0;
   for (auto& [epoch, bytes] : idle) {
@@ -105,16 +108,19 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
   auto plan = stitcher.plan(size, by, room, allowed, most);
   // Growing past the budget for want of what a busier stream freed not long ago: wait for it, on the device.
-  if (plan && plan->fresh_bytes > room && space.reserved() + plan->fresh_bytes > patience() && wait_for_busiest(size, by)) {
+  if (plan && plan->fresh_bytes > room && space.reserved() + plan->fresh_bytes > patience() &&
+      wait_for_busiest(size, by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
     plan = stitcher.plan(size, by, room, allowed, most);
   }
   if (!plan) return kNoBlock;
   Stitcher::Spot spot;
+  Bytes before = space.reserved();
   Status s = stitcher.stitch(*plan, &spot);
   count_reserved();
   if (!s.ok()) {
-    refused(*this, s);
+    // With its granules made it was addresses that ran out, not memory: nothing to remember of the device.
+    if (space.reserved() == before) refused(s, plan->fresh_bytes);
     return kNoBlock;
   }
   stats.num_stitches++;
@@ -144,7 +150,16 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
     chosen.push_back(g);
     got += space.granule(g).size;
   }
-  if (got < site.need || got > site.room) return kNoBlock;
+  Bytes rest = got < site.need ? site.need - got : 0;
+  if (chosen.empty() || got + rest > site.room || rest > allowance()) return kNoBlock;
+  if (rest) {  // new granules behind those that will move, first: this may be refused
+    Status s = home.grow(arena, site.at + got, GranuleSizes::split(rest, ~Bytes{0}));
+    count_reserved();
+    if (!s.ok()) {
+      refused(s, rest);
+      return kNoBlock;
+    }
+  }
   // Pages may only be unmapped when the GPU has finished with them.
   for (GranuleId g : chosen)
     if (!home.idle_finished(g)) {

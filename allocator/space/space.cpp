@@ -24,15 +24,16 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
   if (vmm) {
     DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
     Bytes total = round_up(std::max(memory.total, kGiB), kGranuleUnit);
-    for (Bytes times = kMainTimes;; times /= 2) {  // less where the address space is scarce
+    Bytes times = kMainTimes;
+    for (;;) {  // less where the address space is scarce
       home_size_ = total * (times + kIncrementalTimes + kSmallTimes);
       Status s = driver_.reserve(home_size_, &base_);
-      if (s.ok()) {
-        windows_[0] = {base_, base_ + total * times};
-        break;
-      }
-      if (times == 1) s.expect_ok();
+      if (s.ok()) break;
+      if (times > 1) times /= 2;
+      else if (total > kGiB) total = round_up(total / 2, kGranuleUnit);
+      else s.expect_ok();
     }
+    windows_[0] = {base_, base_ + total * times};
     windows_[1] = {windows_[0].hi, windows_[0].hi + total * kIncrementalTimes};
     windows_[2] = {windows_[1].hi, windows_[1].hi + total * kSmallTimes};
   } else {

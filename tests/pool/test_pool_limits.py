@@ -7,6 +7,7 @@ import pytest
 from devices import CODES, Device, make_pool
 from pool_model import MIB, UNIT, Model, block_bytes
 
+from dymem import _core
 from dymem.errors import InvalidArgument, OutOfMemory
 
 
@@ -257,3 +258,24 @@ def test_debug_mode_keeps_every_block_apart():
         assert device.checked.read(low.address, low.size + 8)[0] != CODES.ok
     device.checked.clear_violations()  # those reads were violations on purpose
     model.end()
+
+
+@pytest.mark.parametrize("first", [1, 3 * MIB, 20 * MIB])
+@pytest.mark.parametrize("alias", [True, False])
+def test_a_full_device_serves_what_lies_idle_with_what_is_left(alias, first):
+    """What the device refuses as one piece is made of idle granules and of what it still has."""
+    device = Device(capacity=64 * MIB)
+    pool = make_pool(device, alias=alias)
+    pool.free(pool.malloc(first, 0))
+    block = pool.malloc(64 * MIB, 0)
+    assert pool.stats()["reserved_bytes"]["all"]["current"] == 64 * MIB
+    pool.free(block)
+    assert pool.audit() == [] and device.violations() == []
+
+
+def test_a_request_beyond_all_addresses_is_out_of_memory():
+    pool = _core.pool.Pool(_core.driver.make_emulated(capacity=1 << 50, bytes=False))
+    with pytest.raises(OutOfMemory):
+        pool.malloc(1 << 45, 0)
+    pool.free(pool.malloc(3 * MIB, 0))
+    assert pool.audit() == []
