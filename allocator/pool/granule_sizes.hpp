@@ -38,12 +38,17 @@ struct GranuleSizes {
     return out;
   }
   // `need` rounded up to the largest always-used size that fits into `room`: fewer, larger handles while there is room.
-  static Bytes ask(Bytes need, Bytes room, Bytes most) {
+  // Not where memory counts more (a limit, a large pool): granules that end where the block does are whole when it
+  // goes.
+  static constexpr Bytes kLargePool = 16 * kGiB, kRounded = 8 * kMiB;
+  static Bytes ask(Bytes need, Bytes room, Bytes most, bool exact) {
     Bytes best = round_up(need, kGranuleUnit);
+    if (exact && need > kRounded) return best;
     for (Bytes l : kLadder)
       if (l <= std::min(most, kAlwaysUpTo) && round_up(need, l) <= room) best = std::max(best, round_up(need, l));
     return best;
   }
+  static bool exact(Bytes reserved, bool limited) { return limited || reserved >= kLargePool; }
 };
 
 }  // namespace dymem

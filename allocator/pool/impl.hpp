@@ -28,8 +28,10 @@ struct Pool::Impl {
   void free(Addr address);
   BlockId place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   void release(BlockId id, LastUse use);  // the block's bytes become free; `use` is from when the caller freed it
-  void progressed();                      // StreamTable::poll saw epochs finish
-  bool complete_pending();                // pending blocks whose other streams are done become free
+  void finish_guarded(LastUse use);
+  void pin_granules(Block& b, int by);
+  void progressed();        // StreamTable::poll saw epochs finish
+  bool complete_pending();  // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
   void count_reserved();  // after granules were made or given back
   void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);

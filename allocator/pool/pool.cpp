@@ -105,11 +105,36 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   return at;
 }
 
+// Debug mode is slow on purpose: a free waits for the GPU, so that a use after it faults at once. Where it cannot wait
+// (a capture, a driver that refuses) the block stays pending.
+void Pool::Impl::finish_guarded(LastUse use) {
+  if (streams.any_capturing()) return;
+  try {
+    streams.synchronize(use);
+  } catch (const DriverError&) {
+    return;
+  }
+  complete_pending();
+}
+
+void Pool::Impl::pin_granules(Block& b, int by) {
+  b.pins = std::uint8_t(b.pins + by);
+  if (debug) return;
+  auto change = [&](Addr at, Bytes size) {
+    for (Addr x = at; x < at + size;) {
+      Granule& g = space.granule(space.granule_at(x));
+      g.pins += std::uint32_t(by);
+      x = g.home + g.size;
+    }
+  };
+  if (b.kind != BlockKind::stitched) return change(b.at, b.size);
+  for (BlockId piece = b.next_piece; piece != kNoBlock; piece = home.block(piece).next_piece)
+    change(home.block(piece).at, home.block(piece).size);
+}
+
 void Pool::Impl::release(BlockId id, LastUse use) {
   const Block& b = home.block(id);
   if (debug) {
-    // No address is used twice before the GPU is done: the mapping goes at once.
-    streams.synchronize(use);
     debug->give(b.at);
     home.blocks().drop(id);
     count_reserved();
@@ -132,19 +157,25 @@ void Pool::Impl::free(Addr address) {
            Mobility(b.mobility));
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
-  if (__builtin_expect(b.uses != 0, 0)) {
+  if (__builtin_expect(b.pins != 0, 0)) pin_granules(b, -int(b.pins));
+  if (__builtin_expect(b.uses != 0 || debug, 0)) {
     Pending p{id, use, {}};
-    std::uint32_t u = b.uses - 1;
-    for (StreamIndex s : uses[u].streams)
-      if (s != b.last_use.stream) p.waits.push_back(streams.fence(s));
-    uses[u].streams.clear();
-    spare_uses.push_back(u);
-    b.uses = 0;
+    if (b.uses) {
+      std::uint32_t u = b.uses - 1;
+      for (StreamIndex s : uses[u].streams)
+        if (s != b.last_use.stream) p.waits.push_back(streams.fence(s));
+      uses[u].streams.clear();
+      spare_uses.push_back(u);
+      b.uses = 0;
+    }
+    // A guarded block's mapping goes with it, so it waits for its own stream too.
+    if (debug) p.waits.push_back(streams.fence(use.stream));
     if (!p.waits.empty()) {
       counters.pend(part(size), size);
       counters.down(part(size), size, b.requested());
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
       pending.push_back(std::move(p));
+      if (debug) finish_guarded(use);
       return;
     }
   }
@@ -217,14 +248,19 @@ void Pool::free(Addr address) {
   impl_->free(address);
 }
 
+static Block& held_block(Pool::Impl& p, Addr address, const char* call) {
+  BlockId id = p.held.find(address);
+  if (id == kNoBlock)
+    throw InvalidArgument("dymem: " + std::string(call) + " of " + std::to_string(address) +
+                          ", which is not a block that is held");
+  return p.home.block(id);
+}
+
 void Pool::record_stream(Addr address, StreamId stream) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  BlockId id = p.held.find(address);
-  if (id == kNoBlock)
-    throw InvalidArgument("dymem: record_stream of " + std::to_string(address) + ", which is not a block that is held");
+  Block& b = held_block(p, address, "record_stream");
   StreamIndex s = p.streams.index(stream);
-  Block& b = p.home.block(id);
   if (p.recorder && b.trace_number)
     p.record(TraceKind::record_stream, b.trace_number - 1, b.requested(), stream, Mobility(b.mobility));
   if (s == b.last_use.stream) return;
@@ -246,39 +282,18 @@ Bytes Pool::trim() {
   return impl_->trim();
 }
 
-static void change_pins(Pool::Impl& p, Addr address, int by);
-
 void Pool::pin(Addr address) {
   std::lock_guard lock(impl_->mutex);
-  change_pins(*impl_, address, 1);
+  Block& b = held_block(*impl_, address, "pin");
+  if (b.pins == 255) throw InvalidArgument("dymem: a block is pinned at most 255 times");
+  impl_->pin_granules(b, 1);
 }
 
 void Pool::unpin(Addr address) {
   std::lock_guard lock(impl_->mutex);
-  change_pins(*impl_, address, -1);
-}
-
-static void change_pins(Pool::Impl& p, Addr address, int by) {
-  BlockId id = p.held.find(address);
-  if (id == kNoBlock)
-    throw InvalidArgument("dymem: pin or unpin of " + std::to_string(address) + ", which is not a block that is held");
-  Block& b = p.home.block(id);
-  if (by < 0 && b.pins == 0) throw InvalidArgument("dymem: unpin of a block that is not pinned");
-  if (p.debug) {
-    b.pins = std::uint8_t(b.pins + by);
-    return;
-  }
-  auto granules = [&](Addr at, Bytes size) {
-    for (Addr x = at; x < at + size;) {
-      Granule& g = p.space.granule(p.space.granule_at(x));
-      g.pins += std::uint32_t(by);
-      x = g.home + g.size;
-    }
-  };
-  b.pins = std::uint8_t(b.pins + by);
-  if (b.kind != BlockKind::stitched) return granules(b.at, b.size);
-  for (BlockId piece = b.next_piece; piece != kNoBlock; piece = p.home.block(piece).next_piece)
-    granules(p.home.block(piece).at, p.home.block(piece).size);
+  Block& b = held_block(*impl_, address, "unpin");
+  if (b.pins == 0) throw InvalidArgument("dymem: unpin of a block that is not pinned");
+  impl_->pin_granules(b, -1);
 }
 
 void Pool::set_limit(Bytes limit) {

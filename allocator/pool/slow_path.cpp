@@ -19,6 +19,8 @@ namespace dymem {
 // How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
 // copies wait. Less saves memory and costs step time: see decision 0005.
 constexpr double kPatience = 0.10;
+// A callback that always says it freed something must not keep a request from failing.
+constexpr int kReclaimRounds = 4;
 
 Bytes Pool::Impl::allowance() const {
   Bytes cap = std::min(config.limit ? config.limit : ~Bytes{0}, device_limit);
@@ -57,9 +59,12 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   Home::Site site = home.growth_site(arena, size, by);
   if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
-  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
-  Bytes ask = arena == kSmallArena ? site.need
-                                   : std::min(GranuleSizes::ask(site.need, up_to - space.reserved(), most), site.room);
+  Bytes reserved_now = space.reserved();
+  bool limited = config.limit != 0;
+  Bytes most = GranuleSizes::most(size, reserved_now, limited), ask = site.need;
+  if (arena != kSmallArena)
+    ask = GranuleSizes::ask(ask, up_to - reserved_now, most, GranuleSizes::exact(reserved_now, limited));
+  ask = std::min(ask, site.room);
   Status s = home.grow(arena, site.at, GranuleSizes::split(ask, most));
   if (s.code == Code::out_of_memory && ask > site.need)
     s = home.grow(arena, site.at, GranuleSizes::split(site.need, most));
@@ -181,6 +186,7 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
     home.adopt(arena, g);
     at += space.granule(g).size;
   }
+  count_reserved();  // granules may have changed arenas
   Place p = home.best_fit(arena, size, by, false, 1 << 20);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
 }
@@ -188,7 +194,7 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
 BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   BlockId id = try_fit(arena, size, by, high);
   if (id == kNoBlock && arena != kMainArena) {
-    id = try_grow(arena, size, by, high, space.reserved() + allowance());
+    id = try_grow(arena, size, by, high, arena == kSmallArena ? space.reserved() + allowance() : budget(size));
     // A full small or incremental arena borrows from the main one.
     if (id == kNoBlock) id = try_fit(kMainArena, size, by, high);
   }
@@ -206,34 +212,41 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
   bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for
   auto look = [&] {
-    if (capturing || (streams.single() && pending.empty() && !streams.has_unfinished())) return;
+    if (streams.single() && pending.empty() && !streams.has_unfinished()) return;
     streams.close_due();
     if (streams.poll()) progressed();
   };
+  if (capturing) {
+    BlockId id = try_fit(arena, size, by, high);
+    if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
+    if (id == kNoBlock) id = try_views(size, by);
+    if (id != kNoBlock) return id;
+    throw InvalidArgument("dymem: a stream is being captured and no free block of " + human_bytes(size) +
+                          " fits; memory is not mapped during a capture: run the step once before capturing it");
+  }
   look();
   BlockId id = try_all(arena, size, by, high);
   if (id != kNoBlock) return id;
 
   stats.num_alloc_retries++;
-  if (!capturing) {
-    // What the device refused earlier may be there now.
-    if (device_limit != ~Bytes{0}) {
-      device_limit = ~Bytes{0};
-      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
-    }
-    if (!streams.single()) {
-      for (std::size_t s = 0; s < streams.size(); s++) streams.make_wait(by, StreamIndex(s));
-      stats.num_stream_waits++;
-      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
-    }
-    if (!pending.empty() || !streams.single()) {
-      streams.synchronize_all();
-      stats.num_sync_all_streams++;
-      progressed();
-      if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
-    }
+  // What the device refused earlier may be there now.
+  if (device_limit != ~Bytes{0}) {
+    device_limit = ~Bytes{0};
+    if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
-  while (reclaimed(size, lock)) {
+  if (!streams.single()) {
+    for (std::size_t s = 0; s < streams.size(); s++) streams.make_wait(by, StreamIndex(s));
+    stats.num_stream_waits++;
+    if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+  }
+  if (!pending.empty() || !streams.single()) {
+    streams.synchronize_all();
+    stats.num_sync_all_streams++;
+    progressed();
+    if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+  }
+  for (int round = 0; round < kReclaimRounds && reclaimed(size, lock); round++) {
+    if (streams.any_capturing()) break;
     look();
     if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
@@ -259,6 +272,7 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
 }
 
 BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
+  int round = 0;
   do {
     Addr at = 0;
     Bytes mapped = round_up(size, kGranuleUnit);
@@ -280,7 +294,7 @@ BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
     }
     if (s.code != Code::out_of_memory) s.expect_ok();
     stats.num_alloc_retries++;
-  } while (reclaimed(size, lock));
+  } while (round++ < kReclaimRounds && reclaimed(size, lock));
   stats.num_ooms++;
   throw OutOfMemory(figures(size, 0));
 }

@@ -227,7 +227,7 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
       for (GranuleId g : best->granules) others += space_.granule(g).size;
       room = std::min(room, r.capacity - r.size - others);
     }
-    best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room, most), most);
+    best->fresh = GranuleSizes::split(GranuleSizes::ask(best->fresh_bytes, room, most, false), most);
     best->fresh_bytes = 0;
     for (Bytes n : best->fresh) best->fresh_bytes += n;
   }
@@ -334,7 +334,7 @@ bool Stitcher::finished(RegionId id) const {
 }
 
 bool Stitcher::drop(RegionId id) {
-  if (usage_[id].held || !finished(id) || !space_.drop_region(id).ok()) return false;
+  if (usage_[id].held || !finished(id) || streams_.any_capturing() || !space_.drop_region(id).ok()) return false;
   usage_[id] = Usage{};
   std::erase(by_address_, id);
   return true;

@@ -51,9 +51,9 @@ Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
     if (!slab_size_) throw DriverError("slab_alloc", 0, "the device has too little free memory for a contiguous pool");
     base_ = slab_;
     home_size_ = slab_size_;
-    // Main from the low end up to 13/16, incremental up to 15/16, small blocks in what is left. One address range.
-    Addr a = base_ + round_down(slab_size_ / 16 * 13, kGranuleUnit);
-    Addr b = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
+    // Main from the low end up to 14/16, incremental and small blocks in what is left. One address range.
+    Addr a = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
+    Addr b = base_ + round_down(slab_size_ / 16 * 15, kGranuleUnit);
     windows_[0] = {base_, a};
     windows_[1] = {a, b};
     windows_[2] = {b, base_ + slab_size_};
