@@ -30,6 +30,7 @@ struct Pool::Impl {
   void release(BlockId id, LastUse use);  // the block's bytes become free; `use` is from when the caller freed it
   void finish_guarded(LastUse use);
   void pin_granules(Block& b, int by);
+  void housekeep();
   void progressed();        // StreamTable::poll saw epochs finish
   bool complete_pending();  // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
@@ -76,6 +77,7 @@ struct Pool::Impl {
     std::vector<LastUse> waits;  // of the others
   };
   std::vector<Pending> pending;
+  unsigned calls = 0;                     // mallocs, wrapping
   unsigned until_poll = 0;  // mallocs until pending blocks are looked at again
 
   Counters counters;               // what every call counts

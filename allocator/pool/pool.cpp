@@ -9,6 +9,8 @@ namespace dymem {
 
 // Pending blocks are looked at every so many mallocs; on any path that finds nothing they are looked at anyway.
 constexpr unsigned kPollEvery = 32;
+// Every so many mallocs (a power of two) regions that served their time are looked for.
+constexpr unsigned kHousekeepEvery = 4096;
 // Smaller blocks find a place of their own anyway; where large ones go decides whether others fit.
 constexpr Bytes kStickyMin = 4 * kMiB;
 
@@ -90,6 +92,7 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
     until_poll = kPollEvery;
     if (streams.poll()) progressed();
   }
+  if (__builtin_expect((++calls & (kHousekeepEvery - 1)) == 0, 0)) housekeep();
   BlockId id = place(size, by, mobility, lock);
   Block& b = home.block(id);
   b.slack = std::uint16_t(size - bytes);
@@ -181,6 +184,13 @@ void Pool::Impl::free(Addr address) {
   }
   counters.down(part(size), size, b.requested());
   release(id, use);
+}
+
+void Pool::Impl::housekeep() {
+  if (!stitcher.views()) return;
+  stitcher.set_now(counters.handed_out());
+  if (stitcher.waits_to_retire() && streams.poll()) progressed();
+  stitcher.retire();
 }
 
 // Some epochs have finished: what waited for them is free, and runs of several last uses become plain again.

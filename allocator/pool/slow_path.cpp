@@ -225,6 +225,7 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
                           " fits; memory is not mapped during a capture: run the step once before capturing it");
   }
   look();
+  if (stitcher.waits_to_retire()) stitcher.retire();
   BlockId id = try_all(arena, size, by, high);
   if (id != kNoBlock) return id;
 

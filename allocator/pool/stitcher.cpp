@@ -10,8 +10,8 @@ namespace dymem {
 
 // Second views cost nothing while they exist, but unmapping them when a granule goes and host memory do.
 constexpr std::uint64_t kViewsFree = 256, kViewsPerGranule = 3;
-// A region that was not used while so many blocks were handed out (some tens of iterations) has served its time.
-constexpr std::uint64_t kCallsOld = 200'000;
+// A region that was not used while so many blocks were handed out (several iterations) has served its time.
+constexpr std::uint64_t kCallsOld = 60'000;
 constexpr std::size_t kSuffixesTried = 4, kExtensionsTried = 8;
 
 Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}
@@ -348,16 +348,16 @@ void Stitcher::retire() {
     std::uint64_t used_at = space_.region(id).broken ? 0 : usage_[id].used_at;
     if (used_at < old || views() > views_allowed()) idle.push_back({used_at, id});
   }
+  waiting_ = false;
   if (idle.empty() || streams_.any_capturing()) return;
   std::sort(idle.begin(), idle.end());
   std::uint64_t target = views_allowed() / 8 * 7;
-  bool waiting = false;
   for (auto& [used_at, id] : idle) {
     if (used_at >= old && views() <= target) break;
-    if (!drop(id)) waiting = true;
+    if (!drop(id)) waiting_ = true;
   }
   // With one stream no events are recorded: ask for one now; what it covers is dropped next time.
-  if (waiting && !streams_.has_unfinished()) streams_.close_all();
+  if (waiting_ && !streams_.has_unfinished()) streams_.close_all();
 }
 
 void Stitcher::drop_idle() {

@@ -60,6 +60,7 @@ class Stitcher {
   // Drops regions that have long not been used, and those idle longest until the views are within bounds. What work may
   // still use is left for next time.
   void retire();
+  bool waits_to_retire() const { return waiting_; }
   // Drops every region that holds nothing and is finished with; for trim.
   void drop_idle();
   std::uint64_t views() const { return space_.views() - space_.granule_count(); }  // second views that exist now
@@ -85,6 +86,7 @@ class Stitcher {
   Home& home_;
   StreamTable& streams_;
   std::uint64_t now_ = 0;
+  bool waiting_ = false;  // retire() left something that was not finished
   std::vector<Usage> usage_;          // by region
   std::vector<RegionId> by_address_;  // live regions, by base
 };

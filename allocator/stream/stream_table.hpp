@@ -5,7 +5,7 @@
 //
 // Invariants
 //   S1  A LastUse is finished once its epoch's event has completed; finished never becomes unfinished.
-//   S2  While only one stream is known no event is ever recorded: stream order is enough.
+//   S2  While only one stream is known no event is recorded for reuse: stream order is enough. (Unmapping needs one.)
 //   S3  usable(use, by) = same stream, or finished, or `by` was made to wait for it.
 // Lock: the pool's. Cost: usable() is a few loads; close() one event record; poll() one query per stream with
 // unfinished closed epochs.

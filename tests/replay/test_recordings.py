@@ -56,7 +56,8 @@ def test_the_pool_counts_what_the_trace_says(bundled):
     assert result["reserved_peak_bytes"] == stats["reserved_bytes"]["all"]["peak"] >= stats["active_bytes"]["all"]["peak"]
     if bundled.name in ONE_STREAM:
         assert stats["active_bytes"]["all"]["peak"] == result["occupied_peak_bytes"]
-        assert result["event_calls"] == 0
+        # Stream order is enough for reuse; only unmapping old regions, looked at every 4,096 mallocs, asks for events.
+        assert result["event_calls"] <= result["events"] // 4096
     assert stats["num_ooms"] == 0 and result["oom"] is None
 
 
