@@ -206,6 +206,11 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   return id;
 }
 
+[[noreturn]] static void refuse_during_capture(Bytes size) {
+  throw InvalidArgument("dymem: a stream is being captured and no free block of " + human_bytes(size) +
+                        " fits; memory is not mapped during a capture: run the step once before capturing it");
+}
+
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   stitcher.set_now(counters.handed_out());
   bool high = mobility == Mobility::temporary;
@@ -221,8 +226,7 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
     if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
     if (id == kNoBlock) id = try_views(size, by);
     if (id != kNoBlock) return id;
-    throw InvalidArgument("dymem: a stream is being captured and no free block of " + human_bytes(size) +
-                          " fits; memory is not mapped during a capture: run the step once before capturing it");
+    refuse_during_capture(size);
   }
   look();
   if (stitcher.waits_to_retire()) stitcher.retire();
@@ -273,6 +277,7 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
 }
 
 BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
+  if (streams.any_capturing()) refuse_during_capture(size);
   int round = 0;
   do {
     Addr at = 0;
