@@ -128,6 +128,7 @@ class Model:
     def free(self, held: Held):
         self.verify(held)
         self.pool.free(held.address)
+        self.follow_clock()  # a guarded block's free waits for the device
         del self.live[held.address]
         others = held.used_until
         freed = Freed(held.number, held.address, held.size, held.stream, own_done=self.done_at(held.stream),
