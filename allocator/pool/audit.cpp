@@ -42,9 +42,6 @@ void Home::audit(std::vector<std::string>* broken) const {
         if (block.run_size != run || block.run_end != tail || blocks_[tail].run_end != b)
           say("B2: run at " + number(block.at) + " is " + number(run) + " bytes, recorded as " +
               number(block.run_size));
-        bool indexed = arenas_[block.arena].index.from(
-            run, [&](const FreeIndex::Entry& e) { return e.head == b || e.size > run; });
-        (void)indexed;
       }
       x = stop;
       b = block.next;

@@ -90,9 +90,6 @@ class Home {
   };
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
-  // Bytes of a wholly free granule that stay free, but can no longer be stitched whole, if a block ends or begins at
-  // `cut`.
-  Bytes stranded(Addr cut, bool below) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
   void each_gap(const Arena& a, F f) const;

@@ -32,7 +32,7 @@ struct Pool::Impl {
   void pin_granules(Block& b, int by);
   void housekeep();
   void progressed();        // StreamTable::poll saw epochs finish
-  bool complete_pending();  // pending blocks whose other streams are done become free
+  void complete_pending();  // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
   void count_reserved();  // after granules were made or given back
   void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);

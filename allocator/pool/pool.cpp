@@ -199,14 +199,14 @@ void Pool::Impl::progressed() {
   home.settle();
 }
 
-bool Pool::Impl::complete_pending() {
+void Pool::Impl::complete_pending() {
   // Taken out first, in one pass; the order in which callers freed them stays.
   auto waits = [&](Pending& p) {
     std::erase_if(p.waits, [&](LastUse u) { return streams.finished(u); });
     return !p.waits.empty();
   };
   auto first = std::find_if_not(pending.begin(), pending.end(), waits);
-  if (first == pending.end()) return false;
+  if (first == pending.end()) return;
   auto kept = first;
   std::vector<std::pair<BlockId, LastUse>> done;
   for (auto p = first; p != pending.end(); ++p) {
@@ -222,7 +222,6 @@ bool Pool::Impl::complete_pending() {
     counters.unpend(part(size), size);
     release(id, own);
   }
-  return true;
 }
 
 void Pool::Impl::record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility) {

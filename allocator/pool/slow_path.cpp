@@ -3,7 +3,8 @@
 //   1  what other streams have finished with by now
 //   2  views that are there already
 //   3  growing, while reserved stays within the running peak of occupied bytes plus a little (budget)
-//   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit
+//   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit;
+//      before growing far past the budget a lesser stream waits for the busiest one (on the device; decision 0005)
 //   -- at the limit, or when the device refuses:
 //   5  let this stream wait for the others (on the device), then 1-4 again
 //   6  wait for pending frees (on the host), then 1-4 again
@@ -142,7 +143,7 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
   for (GranuleId g = 0; g < space.granules(); g++) {
     const Granule& granule = space.granule(g);
     // Not what lies right before the site: it is part of the run already.
-    if (!granule.home || !granule.idle() || granule.size > kRequestMax) continue;
+    if (!granule.home || !granule.idle()) continue;
     if (granule.home + granule.size > site.at - site.have && granule.home < site.at) continue;
     if (!home.idle_usable(g, by)) continue;
     idle.push_back(g);
