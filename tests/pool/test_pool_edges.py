@@ -124,3 +124,20 @@ def test_every_second_block_freed_can_be_had_as_one(size):
     free = len(blocks[::2]) * size
     pool.free(pool.malloc(free * 9 // 10, 0))
     assert pool.audit() == []
+
+
+def test_a_region_that_is_no_longer_used_is_dropped_without_another_stitch():
+    """Views must not stay for ever after one odd iteration: they are looked for every few thousand mallocs."""
+    device = Device(capacity=4096 * MIB, bytes=False)
+    pool = make_pool(device, limit=512 * MIB)
+    blocks = [pool.malloc(16 * MIB, 0) for _ in range(32)]
+    for block in blocks[::2]:
+        pool.free(block)
+    stitched = pool.malloc(200 * MIB, 0)
+    pool.free(stitched)
+    granules = pool.stats()["segment"]["all"]["current"]
+    assert pool.stats()["num_stitches"] == 1 and pool.stats()["views"] > granules
+    for _ in range(75_000):
+        pool.free(pool.malloc(700, 0))
+    assert pool.stats()["views"] == pool.stats()["segment"]["all"]["current"]
+    assert pool.audit() == [] and device.violations() == []
