@@ -1,23 +1,27 @@
-"""Step time and memory of two allocators side by side: processes alternate (A B, B A, A B, …) on one card.
+"""Step time and memory of two allocators side by side on one card: two processes, their steps taking turns (A B, B A, …).
 
-    python bench/paired.py resnet50_b128 llama_varlen --pairs 6 --budget-seconds 400 --out bench/results
+    python bench/paired.py resnet50_b128 llama_varlen --pairs 3 --budget-seconds 300 --out bench/results
 
 For each workload: first one deterministic pair, whose losses must be equal bit for bit; then timed pairs. The ratio of a
 pair is (sum of its warm steps under B) / (the same steps under A); the figure is the median over pairs, with a bootstrap
 95 % upper bound over the pairs (steps resampled within them). Writes OUT/paired-WORKLOAD.json after every pair, so that
-a run cut short leaves what it measured. Exit 0: everything ran; 1: a run failed or losses differ.
+a run cut short leaves what it measured. Where both do not fit on the card at once, `--apart` runs one process after the
+other. Exit 0: everything ran; 1: a run failed or losses differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from train import OTHER_END_GONE
+from trainer import Trainer
 
 HERE = Path(__file__).resolve().parent
 RESAMPLES = 4000
@@ -112,30 +116,25 @@ class Budget:
         return max(5.0, self.end - time.monotonic())
 
 
-def train(workload: str, allocator: str, options: argparse.Namespace, budget: Budget, deterministic: bool) -> dict:
-    command = [sys.executable, str(HERE / "train.py"), workload, "--allocator", allocator]
+def train(workload: str, allocators: list[str], options: argparse.Namespace, budget: Budget,
+          deterministic: bool = False) -> list[dict]:
+    """Trains under all of `allocators` at once, steps taking turns; what each measured, in the order given."""
+    more = ["--deterministic"] if deterministic else []
     if options.iterations:
-        command += ["--iterations", str(options.iterations)]
-    if options.conf and allocator == "dymem":
-        command += ["--conf", options.conf]
-    if deterministic:
-        command.append("--deterministic")
+        more += ["--iterations", str(options.iterations)]
     start = time.monotonic()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=budget.left())
-    except subprocess.TimeoutExpired:
-        return {"error": "cut off: the budget of seconds was spent"}
+    with contextlib.ExitStack() as stack:
+        trainers = [stack.enter_context(Trainer(
+            workload, allocator, *more, *(["--conf", options.conf] if options.conf and allocator == "dymem" else []),
+            seconds=budget.left())) for allocator in allocators]
+        going = all([trainer.ready() for trainer in trainers])
+        turns = trainers
+        while going:
+            going = all([trainer.step() for trainer in turns])
+            turns = turns[::-1]
+        results = [trainer.result() for trainer in trainers]
     budget.longest = max(budget.longest, time.monotonic() - start)
-    lines = done.stdout.strip().splitlines()
-    try:
-        result = json.loads(lines[-1]) if lines else {}
-    except json.JSONDecodeError:
-        result = {}
-    if done.returncode == 0 and result:
-        return result
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return result | {"error": result.get("out_of_memory", f"ended with code {done.returncode}: {last}"),
-                     "stderr": done.stderr[-2000:]}
+    return results
 
 
 def show(sentence: str) -> None:
@@ -152,29 +151,32 @@ def measure(workload: str, options: argparse.Namespace, budget: Budget) -> bool:
     def save() -> dict:
         summary = summarise(runs, check)
         report = {"workload": workload, "allocators": options.allocators, "commit": os.environ.get("DYMEM_COMMIT", ""),
-                  "conf": options.conf, "summary": summary, "errors": errors, "deterministic": check, "runs": runs}
+                  "conf": options.conf, "apart": options.apart, "summary": summary, "errors": errors, "deterministic": check, "runs": runs}
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"paired-{workload}{options.suffix}.json").write_text(json.dumps(report, indent=1) + "\n")
         return summary
 
     def one_pair(deterministic: bool, flipped: bool) -> dict[str, dict] | None:
+        sides = "ba" if flipped else "ab"
+        groups = list(sides) if options.apart else [sides]
         pair = {}
-        for side in ("ba" if flipped else "ab"):
-            pair[side] = train(workload, names[side], options, budget, deterministic)
-            if "error" in pair[side]:
+        for group in groups:
+            pair |= zip(group, train(workload, [names[side] for side in group], options, budget, deterministic))
+        for side in sides:
+            # The sound half of a pair ends with the other; that is no error of its own.
+            if "error" in pair[side] and OTHER_END_GONE not in pair[side]["error"]:
                 errors.append(f"{names[side]}: {pair[side]['error']}")
                 show(f"  {workload} under {names[side]}: {pair[side]['error']}")
                 if pair[side].get("stderr"):
                     show(pair[side]["stderr"])
-                return None
-        return pair
+        return None if any("error" in pair[side] for side in sides) else pair
 
     if not options.no_losses:
         check = one_pair(deterministic=True, flipped=False) or {}
         if check:
             show(f"  {workload}: losses {'equal' if summarise([], check)['losses_equal'] else 'DIFFER'}")
     for k in range(options.pairs):
-        if k and not budget.allows(2 * budget.longest):
+        if k and not budget.allows((2 if options.apart else 1) * budget.longest):
             show(f"  {workload}: stopped after {k} pairs, the budget is spent")
             break
         pair = one_pair(deterministic=False, flipped=k % 2 == 1)
@@ -202,10 +204,11 @@ def _warm(pair: dict[str, dict]) -> tuple[list[float], list[float]]:
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Two allocators side by side, processes alternating.")
+    parser = argparse.ArgumentParser(description="Two allocators side by side, their steps taking turns on one card.")
     parser.add_argument("workloads", nargs="+")
     parser.add_argument("--allocators", default="native,dymem", help="A,B: B is compared with A (default native,dymem)")
-    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="one process after the other: for a card too small for both")
     parser.add_argument("--iterations", type=int, help="default: each workload's own number")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="for all workloads; shared out evenly")
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,…")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 ALLOCATORS = ("native", "expandable", "async", "dymem")
 NATIVE_CONF = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+OTHER_END_GONE = "the other end of --lockstep has gone"
 WARM_FROM = 3  # iterations before this one warm caches, clocks and allocators
 
 
@@ -30,6 +31,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--allocator", choices=ALLOCATORS, default="native")
     parser.add_argument("--iterations", type=int, help="default: the workload's own number")
     parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms, to compare losses")
+    parser.add_argument("--lockstep", action="store_true",
+                        help="say `ready` when built; then one step and one `step` for each line on stdin (trainer.py)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,… (default: DYMEM_CONF)")
     parser.add_argument("--limit-bytes", type=int, default=0, help="hard cap on reserved memory, for native and dymem")
@@ -80,7 +83,8 @@ def install_dymem(conf: str | None, limit_bytes: int) -> str:
 def use_deterministic_algorithms() -> None:
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `warn_only`: with it, flash attention's backward stays the faster one that sums in any order.
+    torch.use_deterministic_algorithms(True)
     # Of the fused attentions only flash has a deterministic backward.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -112,6 +116,11 @@ def dymem_figures() -> dict[str, object]:
     return {name: stats[name] for name in names if name in stats}
 
 
+def take_turn() -> bool:
+    """In lockstep: waits for the line that lets the next step go. False when there is none any more."""
+    return bool(sys.stdin.readline())
+
+
 def median(values: list[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
@@ -140,11 +149,15 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "python": sys.version.split()[0], "commit": os.environ.get("DYMEM_COMMIT", ""),
         "backend": torch.cuda.memory.get_allocator_backend(),
     }
-    seconds, losses, reserved = [], [], []
+    seconds, losses, reserved, device_allocations = [], [], [], []
     began = time.perf_counter()
     try:
         step = workload.build(no_phase)
+        if arguments.lockstep:
+            print("ready", flush=True)
         for i in range(iterations):
+            if arguments.lockstep and not take_turn():
+                raise RuntimeError(OTHER_END_GONE)
             torch.cuda.synchronize()
             start = time.perf_counter()
             loss = step(i)
@@ -152,6 +165,9 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             seconds.append(time.perf_counter() - start)
             losses.append(float(loss).hex())
             reserved.append(torch.cuda.memory_reserved())
+            device_allocations.append(torch.cuda.memory_stats().get("num_device_alloc", 0))
+            if arguments.lockstep:
+                print("step", flush=True)
     except torch.OutOfMemoryError as error:
         result["out_of_memory"] = str(error).splitlines()[0]
     result["run_seconds"] = round(time.perf_counter() - began, 3)
@@ -160,6 +176,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     result["step_ms"] = round(1e3 * median(warm), 4) if warm else None
     result["losses"] = losses
     result["reserved_after_step_bytes"] = reserved
+    result["device_allocations_after_step"] = device_allocations
     result.update(memory_figures())
     if arguments.allocator == "dymem":
         result["dymem"] = dymem_figures()

@@ -137,26 +137,84 @@ def test_pairs_alternate_their_order_and_what_was_measured_is_kept_when_a_run_fa
     paired = bench("paired")
     order = []
 
-    def train(workload, allocator, options, budget, deterministic):
-        order.append((allocator, deterministic))
-        if len(order) == 8:
-            return {"error": "ended with code 1: no memory"}
-        return run_of([5.0, 1.0, 1.0 if allocator == "native" else 1.5], allocator=allocator)
+    def train(workload, allocators, options, budget, deterministic):
+        order.append((*allocators, deterministic))
+        if len(order) == 4:
+            return [{"error": "ended with code 1: no memory"}, {"error": f"ended with code 1: {paired.OTHER_END_GONE}"}]
+        return [run_of([5.0, 1.0, 1.0 if name == "native" else 1.5], allocator=name) for name in allocators]
 
     monkeypatch.setattr(paired, "train", train)
     options = paired.parse_arguments(["some", "--pairs", "4", "--out", str(tmp_path), "--suffix=-x"])
     assert paired.measure("some", options, paired.Budget(1000)) is False
-    timed = [name for name, deterministic in order if not deterministic]
-    assert [name for name, deterministic in order if deterministic] == ["native", "dymem"]
-    assert timed == ["native", "dymem", "dymem", "native", "native", "dymem"]
+    assert order == [("native", "dymem", True), ("native", "dymem", False), ("dymem", "native", False),
+                     ("native", "dymem", False)]
     report = json.loads((tmp_path / "paired-some-x.json").read_text())
     assert report["summary"]["ratios"] == [1.25, 1.25] and report["summary"]["losses_equal"] is True
-    assert report["errors"] == ["dymem: ended with code 1: no memory"]
+    assert report["errors"] == ["native: ended with code 1: no memory"]
+
+
+def test_apart_runs_one_process_after_the_other(bench, tmp_path, monkeypatch):
+    paired = bench("paired")
+    order = []
+
+    def train(workload, allocators, *rest):
+        order.append(allocators)
+        return [run_of([5.0, 1.0], allocator=name) for name in allocators]
+
+    monkeypatch.setattr(paired, "train", train)
+    options = paired.parse_arguments(["some", "--apart", "--no-losses", "--pairs", "2", "--out", str(tmp_path)])
+    assert paired.measure("some", options, paired.Budget(1000)) is True
+    assert order == [["native"], ["dymem"], ["dymem"], ["native"]]
 
 
 def test_a_spent_budget_ends_with_the_pairs_there_are(bench, tmp_path, monkeypatch):
     paired = bench("paired")
-    monkeypatch.setattr(paired, "train", lambda workload, allocator, *rest: run_of([5.0, 1.0], allocator=allocator))
+    monkeypatch.setattr(paired, "train", lambda workload, allocators, *rest: [run_of([5.0, 1.0], allocator=name)
+                                                                               for name in allocators])
     options = paired.parse_arguments(["some", "--no-losses", "--out", str(tmp_path)])
     assert paired.measure("some", options, paired.Budget(-1)) is True
     assert json.loads((tmp_path / "paired-some.json").read_text())["summary"]["pairs"] == 1
+
+
+FAKE_TRAINING = """
+import json, sys
+name, fails_at = sys.argv[1], int(sys.argv[sys.argv.index("--iterations") + 1])
+print("ready", flush=True)
+for i in range(3):
+    if not sys.stdin.readline():
+        sys.exit("the other end of --lockstep has gone")
+    with open("order.txt", "a") as order:
+        print(sys.argv[3], file=order)
+    if i == fails_at and sys.argv[3] == "dymem":
+        sys.exit("the card caught fire")
+    print("step", flush=True)
+print(json.dumps({"allocator": sys.argv[3]}))
+"""
+
+
+@pytest.mark.parametrize("fails_at", [-1, 1])
+def test_steps_take_turns_and_a_failure_ends_both(bench, tmp_path, monkeypatch, fails_at):
+    paired, trainer = bench("paired"), bench("trainer")
+    (tmp_path / "train.py").write_text(FAKE_TRAINING)
+    monkeypatch.setattr(trainer, "HERE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = paired.parse_arguments(["some", "--iterations", str(fails_at)])
+    budget = paired.Budget(60)
+    results = paired.train("some", ["native", "dymem"], options, budget)
+    order = (tmp_path / "order.txt").read_text().split()
+    if fails_at < 0:
+        assert order == ["native", "dymem", "dymem", "native", "native", "dymem"]
+        assert results == [{"allocator": "native"}, {"allocator": "dymem"}]
+    else:
+        assert order == ["native", "dymem", "dymem", "native"]
+        assert paired.OTHER_END_GONE in results[0]["error"]
+        assert results[1]["error"] == "ended with code 1: the card caught fire"
+
+
+def test_a_trainer_that_hangs_is_cut_off(bench, tmp_path, monkeypatch):
+    trainer = bench("trainer")
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(trainer, "HERE", tmp_path)
+    with trainer.Trainer("some", "native", seconds=0.5) as one:
+        assert not one.ready()
+        assert "budget of seconds" in one.result()["error"]
