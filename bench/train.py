@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         "python": sys.version.split()[0], "commit": os.environ.get("DYMEM_COMMIT", ""),
         "backend": torch.cuda.memory.get_allocator_backend(),
     }
-    seconds, losses, reserved, device_allocations = [], [], [], []
+    seconds, losses, reserved, device_allocations, pool = [], [], [], [], []
     began = time.perf_counter()
     try:
         step = workload.build(no_phase)
@@ -166,6 +166,8 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
             losses.append(float(loss).hex())
             reserved.append(torch.cuda.memory_reserved())
             device_allocations.append(torch.cuda.memory_stats().get("num_device_alloc", 0))
+            if arguments.allocator == "dymem":
+                pool.append(dymem_figures())
             if arguments.lockstep:
                 print("step", flush=True)
     except torch.OutOfMemoryError as error:
@@ -180,6 +182,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     result.update(memory_figures())
     if arguments.allocator == "dymem":
         result["dymem"] = dymem_figures()
+        result["dymem_after_step"] = {name: [figures[name] for figures in pool] for name in result["dymem"]}
     return result
 
 

@@ -218,3 +218,19 @@ def test_a_trainer_that_hangs_is_cut_off(bench, tmp_path, monkeypatch):
     with trainer.Trainer("some", "native", seconds=0.5) as one:
         assert not one.ready()
         assert "budget of seconds" in one.result()["error"]
+
+
+def test_a_timeline_counts_overlaps_once_and_tells_copies_apart(bench):
+    timeline = bench("timeline")
+
+    def event(name, category, start, end, stream, **more):
+        return {"name": name, "cat": category, "ts": start, "dur": end - start, "args": {"stream": stream, **more}}
+
+    span, streams = timeline.streams_of([
+        event("gemm", "kernel", 0, 4000, 7), event("relu", "kernel", 3000, 5000, 7), event("norm", "kernel", 9000, 10000, 7),
+        event("Memcpy DtoH (Device -> Pinned)", "gpu_memcpy", 1000, 3000, 20, bytes=100_000_000),
+        {"name": "aten::add", "cat": "cpu_op", "ts": 0, "dur": 50_000, "args": {}}], steps=2)
+    assert span == 5.0
+    assert streams["7"] == {"busy_ms": 3.0, "idle_ms": 2.0, "kinds": {"kernel": {"count": 1.5, "ms": 3.5}}}
+    assert streams["20"]["kinds"] == {"DtoH": {"count": 0.5, "ms": 1.0, "gb_per_s": 50.0}}
+    assert timeline.streams_of([], 1) == (0.0, {})
