@@ -24,14 +24,14 @@ for part in $parts; do
     losses) timeout 120 "$python" bench/equal_losses.py resnet50_b128 llama_varlen llama_fsdp2_ckpt --iterations 5 \
       --json "$out/losses.json" ;;
     calls) timeout 80 "$python" bench/native_calls.py --rounds 2 --json "$out/calls.json" ;;
-    pairs) timeout 70 "$python" bench/paired.py resnet50_b128 --pairs 3 --iterations 40 --no-losses \
-        --budget-seconds 65 --out "$out"
-      timeout 130 "$python" bench/paired.py llama_varlen --pairs 3 --iterations 48 --no-losses \
-        --budget-seconds 125 --out "$out"
-      timeout 90 "$python" bench/paired.py llama_fsdp2_ckpt --pairs 3 --iterations 24 --no-losses --budget-seconds 85 \
+    pairs) timeout 60 "$python" bench/paired.py resnet50_b128 --pairs 3 --iterations 40 --no-losses \
+        --budget-seconds 55 --out "$out"
+      timeout 110 "$python" bench/paired.py llama_varlen --pairs 3 --iterations 48 --no-losses \
+        --budget-seconds 105 --out "$out"
+      timeout 70 "$python" bench/paired.py llama_fsdp2_ckpt --pairs 3 --iterations 24 --no-losses --budget-seconds 65 \
         --out "$out" ;;
-    torchtune) timeout 180 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 2 \
-      --iterations 24 --no-losses --budget-seconds 175 --out "$out" ;;
+    torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
+      --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;
   esac

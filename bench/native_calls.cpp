@@ -79,6 +79,7 @@ class DymemTarget {
       dymem::EmulatedOptions options;
       options.capacity = emulated_capacity;
       options.bytes = false;
+      options.realtime = true;  // as on a card, epochs close while the calls are timed
       driver_ = dymem::make_emulated_driver(options);
     }
     pool_ = std::make_unique<dymem::Pool>(*driver_, dymem::PoolConfig{});

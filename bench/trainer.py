@@ -69,7 +69,7 @@ class Trainer:
         return self._wait_for("step")
 
     def result(self) -> dict:
-        """The run's figures; with `error` (and `stderr`) in it if the run did not end well."""
+        """The run's figures; with `error` (and `stderr`) in it if the run did not end well. Ends a run that goes on."""
         rest, _ = self._process.communicate()
         lines = (self._last + rest).strip().splitlines()
         try:

@@ -5,6 +5,10 @@
 namespace dymem {
 
 constexpr Bytes kOlderJoined = 8 * kMiB;
+// Own memory first (own_fit): for blocks from this size on, in runs up to so many times as large, among so many fits.
+constexpr Bytes kOwnMin = 16 * kMiB;
+constexpr Bytes kOwnRunMost = 4;
+constexpr int kOwnFits = 16;
 
 Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
   for (int a = 0; a < Space::kArenas; a++) {
@@ -26,7 +30,10 @@ void Home::index_run(BlockId head, BlockId tail, Bytes run_size) {
   h.run_end = tail;
   blocks_[tail].run_end = head;
   arenas_[h.arena].index.insert(run_size, h.at, head);
-  if (head == tail) return;
+  if (head != tail) list_mixed(head);
+}
+
+void Home::list_mixed(BlockId head) {
   mixed_.push_back(head);
   if (mixed_.size() >= mixed_max_) {  // nothing settled for long: drop what is listed twice
     std::sort(mixed_.begin(), mixed_.end());
@@ -172,7 +179,28 @@ Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
   return best;
 }
 
+// What a stream freed and the GPU has not finished with, it can have at once (stream order) and nobody else can. Taking
+// that first leaves what is finished to the streams that could not have the other: a copy stream beside compute then
+// finds memory without waiting for the compute that has just been enqueued (decision 0005).
+Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
+  Place found;
+  int fits = kOwnFits;
+  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
+    if (found && e.size > kOwnRunMost * size) return true;
+    if (Place p = fit(e.head, size, by, high)) {
+      BlockId b = p.head;
+      while (blocks_[b].at + blocks_[b].size <= p.at) b = blocks_[b].next;
+      p.own = blocks_[b].last_use.stream == by && !streams_.finished(blocks_[b].last_use);
+      if (!found || p.own) found = p;
+      if (p.own || --fits == 0) return true;
+    }
+    return --tries <= 0;
+  });
+  return found;
+}
+
 Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
+  if (size >= kOwnMin && !streams_.single()) return own_fit(arena, size, by, high, tries);
   Place found;
   arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
     found = fit(e.head, size, by, high);
@@ -230,7 +258,7 @@ BlockId Home::take_low(BlockId head, Bytes size, BlockKind kind) {
     index.erase(size, h->at);
     h->run_size = 0;
     h->run_end = kNoBlock;
-  } else {  // the rest keeps the record: it stays the head of its run
+  } else {  // the rest keeps the record: it stays the head of its run, which may have more blocks
     out = blocks_.make();
     h = &blocks_[head];
     Block& b = blocks_[out];
@@ -240,11 +268,11 @@ BlockId Home::take_low(BlockId head, Bytes size, BlockKind kind) {
     b.next = head;
     if (b.prev != kNoBlock) blocks_[b.prev].next = out;
     b.arena = h->arena;
-    index.move(h->size, h->at, h->size - size, h->at + size, head);
+    index.move(h->run_size, h->at, h->run_size - size, h->at + size, head);
     h->prev = out;
     h->at += size;
     h->size -= size;
-    h->run_size = h->size;
+    h->run_size -= size;
   }
   Block& b = blocks_[out];
   b.kind = kind;
@@ -253,7 +281,7 @@ BlockId Home::take_low(BlockId head, Bytes size, BlockKind kind) {
 }
 
 BlockId Home::take(Place place, Bytes size, BlockKind kind) {
-  if (const Block& h = blocks_[place.head]; h.run_end == place.head && h.at == place.at)
+  if (const Block& h = blocks_[place.head]; h.at == place.at && (h.run_end == place.head || h.size > size))
     return take_low(place.head, size, kind);
   BlockId head = place.head;
   Addr at = place.at, end = at + size;
@@ -387,13 +415,23 @@ bool Home::release_plain(BlockId id) {
 }
 
 void Home::insert_free(BlockId id) {
+  FreeIndex& index = arenas_[blocks_[id].arena].index;
   BlockId left = blocks_[id].prev, right = blocks_[id].next;
+  if (left != kNoBlock && !blocks_[left].is_free()) left = kNoBlock;
+  if (right != kNoBlock && !blocks_[right].is_free()) right = kNoBlock;
   BlockId head = id, tail = id;
   Bytes run_size = blocks_[id].size;
-  if (left != kNoBlock && blocks_[left].is_free()) {
-    head = blocks_[left].run_end;
-    run_size += blocks_[head].run_size;
-    unindex_run(head);
+  // The run as the index knows it so far, if either neighbour has one: its entry is moved, not made anew.
+  BlockId known = kNoBlock;
+  Bytes known_size = 0;
+  Addr known_at = 0;
+  bool listed = false;  // in mixed_ already, by the record that stays its head
+  if (left != kNoBlock) {
+    head = known = blocks_[left].run_end;
+    known_size = blocks_[head].run_size;
+    known_at = blocks_[head].at;
+    run_size += known_size;
+    listed = head != left;
     if (may_join(blocks_[left], blocks_[id])) {
       bool was_head = left == head;
       id = join(left, id);
@@ -401,10 +439,17 @@ void Home::insert_free(BlockId id) {
       if (was_head) head = id;
     }
   }
-  if (right != kNoBlock && blocks_[right].is_free()) {
-    run_size += blocks_[right].run_size;
+  if (right != kNoBlock) {
+    Bytes right_size = blocks_[right].run_size;
+    run_size += right_size;
     tail = blocks_[right].run_end;
-    unindex_run(right);
+    if (known == kNoBlock) {
+      known = right;
+      known_size = right_size;
+      known_at = blocks_[right].at;
+    } else {
+      index.erase(right_size, blocks_[right].at);
+    }
     if (may_join(blocks_[id], blocks_[right])) {
       bool was_head = id == head, was_tail = right == tail;
       id = join(id, right);
@@ -412,7 +457,13 @@ void Home::insert_free(BlockId id) {
       if (was_tail) tail = id;
     }
   }
-  index_run(head, tail, run_size);
+  Block& h = blocks_[head];
+  h.run_size = run_size;
+  h.run_end = tail;
+  blocks_[tail].run_end = head;
+  if (known == kNoBlock) index.insert(run_size, h.at, head);
+  else index.move(known_size, known_at, run_size, h.at, head);
+  if (head != tail && !listed) list_mixed(head);
 }
 
 Status Home::grow(int arena, Addr where, const std::vector<Bytes>& sizes) {
@@ -583,7 +634,8 @@ bool Home::idle_finished(GranuleId id) const {
 }
 
 void Home::settle() {
-  std::vector<BlockId> mixed;
+  std::vector<BlockId>& mixed = settling_;  // two lists in turns: neither loses its room
+  mixed.clear();
   mixed.swap(mixed_);
   std::sort(mixed.begin(), mixed.end());
   mixed.erase(std::unique(mixed.begin(), mixed.end()), mixed.end());

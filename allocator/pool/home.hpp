@@ -24,6 +24,7 @@ enum ArenaIndex : std::uint8_t { kMainArena = 0, kIncrementalArena = 1, kSmallAr
 struct Place {  // where in a run a block could go
   BlockId head = kNoBlock;
   Addr at = 0;
+  bool own = false;  // only the asking stream could have it now (set by best_fit for large blocks)
   explicit operator bool() const { return head != kNoBlock; }
 };
 
@@ -40,7 +41,8 @@ class Home {
 
   // Where `size` bytes usable by `by` fit in the run; at its high end if asked. Nothing if they do not.
   Place fit(BlockId head, Bytes size, StreamIndex by, bool high) const;
-  // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once).
+  // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once). With several
+  // streams, a large block goes where `by` alone may go, if a run not much too large has such a place: see own_fit.
   Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64) const;
   Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
   Bytes free_bytes(int arena) const;
@@ -90,6 +92,9 @@ class Home {
   };
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
+  void list_mixed(BlockId head);
+  // Best fit among what `by` freed itself and has not finished with; failing that, best fit.
+  Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
   void each_gap(const Arena& a, F f) const;
@@ -100,7 +105,7 @@ class Home {
   void hint(BlockId id, Addr from, Bytes size);  // Granule::first of the granules that start in there
   // Bytes of [at, at+size) become used (or free) in their granules; granules that start in there name `id`.
   void use(Addr at, Bytes size, bool used, BlockId id);
-  BlockId take_low(BlockId head, Bytes size, BlockKind kind);  // the usual case: the low end of a run of one block
+  BlockId take_low(BlockId head, Bytes size, BlockKind kind);  // the usual case: the low end of a run's first block
   bool release_plain(BlockId id);  // the usual case: neighbours are runs of one block, or not free
   void insert_free(BlockId id);    // links are set; joins with free neighbours and indexes
 
@@ -108,6 +113,7 @@ class Home {
   StreamTable& streams_;
   BlockTable blocks_;
   Arena arenas_[Space::kArenas];
+  std::vector<BlockId> settling_;
   std::vector<BlockId> mixed_;  // heads of runs of several blocks, some no longer so; all that settle() has to look at
   static constexpr std::size_t kMixedMin = 4096;
   std::size_t mixed_max_ = kMixedMin;

@@ -60,7 +60,7 @@ BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::un
   Addr before = sticks ? sticky.find(key) : 0;
   BlockId id = kNoBlock;
   Place best = home.best_fit(arena, size, by, high);
-  if (before) {
+  if (before && !best.own) {
     if (best && best.at == before) {
       id = home.take(best, size, BlockKind::live);
     } else if (int a = home.arena_of(before); a >= 0) {

@@ -19,7 +19,7 @@ namespace dymem {
 
 // How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
 // copies wait. Less saves memory and costs step time: see decision 0005.
-constexpr double kPatience = 0.10;
+constexpr double kPatience = 0.14;
 // A callback that always says it freed something must not keep a request from failing.
 constexpr int kReclaimRounds = 4;
 

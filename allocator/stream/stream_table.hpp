@@ -79,8 +79,8 @@ class StreamTable {
   // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
   bool make_wait_for(StreamIndex waiter, LastUse use);
   Epoch closed_epoch(StreamIndex s) const { return streams_[s].open - 1; }
-  bool has_unfinished() const;                         // closed epochs not yet seen finished
-  bool any_capturing() const;                          // no event, map or unmap call may be made now
+  bool has_unfinished() const;  // closed epochs not yet seen finished
+  bool any_capturing() const;   // no event, map or unmap call may be made now
 
  private:
   struct Closed {
@@ -92,12 +92,12 @@ class StreamTable {
     Epoch open = 1;      // frees from now on are tagged with this
     Epoch finished = 0;  // every epoch up to here is finished
     Bytes gathered = 0;  // freed in the open epoch
-    Bytes freed = 0;        // ever
+    Bytes freed = 0;     // ever
     bool used = false;   // a free was tagged with the open epoch
     Nanos closed_at = 0;
     std::deque<Closed> closed;
   };
-  static constexpr unsigned kTickEvery = 8;
+  static constexpr unsigned kTickEvery = 16;
   StreamIndex index_slow(StreamId stream);
   bool waited(LastUse use, StreamIndex by) const;
   Status take_event(EventId* out);

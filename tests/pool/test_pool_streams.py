@@ -171,6 +171,31 @@ def test_at_the_limit_a_pending_block_serves_any_stream(setting, asking):
     model.end()
 
 
+@pytest.mark.parametrize("finished_first", [True, False], ids=["the finished run is lower", "the own run is lower"])
+def test_a_large_block_takes_what_only_its_stream_may_have(setting, finished_first):
+    """Of two free runs, what is finished is left for streams that could not have the other one, wherever each lies."""
+    device, pool, model = setting
+    small = model.malloc(512, B)
+    low, between, high = model.malloc(32 * MIB, A), model.malloc(2 * MIB, A), model.malloc(32 * MIB, A)
+    finished, own = (low, high) if finished_first else (high, low)
+    model.enqueue(A, 1000)
+    model.free(finished)
+    model.advance(10_000_000)
+    for _ in range(64):  # the pool looks at the clock now and then, and learns that A's work is done
+        model.free(model.malloc(512, A))
+        model.advance(1_000_000)
+    model.enqueue(A, 1_000_000_000)
+    model.free(own)
+    grown = pool.stats()["num_device_alloc"]
+    mine = model.malloc(32 * MIB, A)
+    other = model.malloc(32 * MIB, B)
+    assert (mine.address, other.address) == (own.address, finished.address)
+    assert pool.stats()["num_device_alloc"] == grown
+    for block in (mine, other, between, small):
+        model.free(block)
+    model.end()
+
+
 def test_without_a_limit_no_stream_is_made_to_wait(setting):
     device, pool, model = setting
     for i in range(60):
