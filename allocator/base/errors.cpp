@@ -13,6 +13,12 @@ std::string human_bytes(Bytes n) {
   return text;
 }
 
+std::string human_address(Addr at) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(at));
+  return text;
+}
+
 DriverError::DriverError(const char* call_name, int error_code, const std::string& detail)
     : Error(std::string(call_name) + " failed with code " + std::to_string(error_code) +
             (detail.empty() ? "" : ": " + detail)),
@@ -41,7 +47,8 @@ OutOfMemory::OutOfMemory(const OutOfMemoryFigures& f) : Error(out_of_memory_sent
 
 void check_failed(const char* file, int line, const char* what, const std::string& values) {
   throw InternalError("dymem: invariant broken at " + std::string(file) + ":" + std::to_string(line) + ": " + what +
-                      " [" + values + "]; please report it, with a trace if you can (DYMEM_CONF=trace:on and dymem.save_trace)");
+                      " [" + values +
+                      "]; please report it, with a trace if you can (DYMEM_CONF=trace:on and dymem.save_trace)");
 }
 
 }  // namespace dymem

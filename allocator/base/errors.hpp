@@ -51,6 +51,8 @@ class OutOfMemory : public Error {
 
 // "1.50 GiB", "12.0 MiB", "512 B": for sentences, never for parsing.
 std::string human_bytes(Bytes n);
+// "0x7f12a0000000": an address, as debuggers and CUDA's own messages write it.
+std::string human_address(Addr at);
 
 [[noreturn]] void check_failed(const char* file, int line, const char* what, const std::string& values);
 

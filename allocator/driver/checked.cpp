@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "driver/decorators.hpp"
+#include "driver/forwarding.hpp"
 #include "driver/ledger.hpp"
 
 namespace dymem {
@@ -29,18 +30,15 @@ __attribute__((format(printf, 1, 2))) std::string text(const char* format, ...) 
   return line;
 }
 
-class Checked final : public CheckedDriver {
+class Checked final : public Forwarding<CheckedDriver> {
  public:
   explicit Checked(std::unique_ptr<Driver> inner)
-      : inner_(std::move(inner)),
+      : Forwarding(*inner),
+        inner_(std::move(inner)),
         name_("checked(" + std::string(inner_->name()) + ")"),
         ledger_(inner_->granularity()) {}
 
   const char* name() const override { return name_.c_str(); }
-  int device() const override { return inner_->device(); }
-  Bytes granularity() const override { return inner_->granularity(); }
-  bool has_vmm() const override { return inner_->has_vmm(); }
-  DeviceMemory memory() override { return inner_->memory(); }
 
   Status reserve(Bytes size, Addr* out) override {
     const Lock lock(mutex_);
@@ -203,8 +201,6 @@ class Checked final : public CheckedDriver {
     return inner_->is_capturing(stream);
   }
 
-  Nanos now() override { return inner_->now(); }
-
   Status write(Addr at, const void* from, Bytes n) override {
     const Lock lock(mutex_);
     const auto call = [&] { return range("write", at, n); };
@@ -218,8 +214,6 @@ class Checked final : public CheckedDriver {
     if (const char* why = ledger_.refuse_bytes(at, n)) return forbid("read", call(), why);
     return pass(inner_->read(at, to, n), call);
   }
-
-  DriverCounters counters() const override { return inner_->counters(); }
 
   std::vector<std::string> violations() const override {
     const Lock lock(mutex_);

@@ -4,31 +4,26 @@
 #include <mutex>
 
 #include "driver/decorators.hpp"
+#include "driver/forwarding.hpp"
 
 namespace dymem {
 namespace {
 
-class Faulty final : public FaultyDriver {
+class Faulty final : public Forwarding<FaultyDriver> {
  public:
   explicit Faulty(std::unique_ptr<Driver> inner)
-      : inner_(std::move(inner)), name_("faulty(" + std::string(inner_->name()) + ")") {}
+      : Forwarding(*inner), inner_(std::move(inner)), name_("faulty(" + std::string(inner_->name()) + ")") {}
 
   const char* name() const override { return name_.c_str(); }
-  int device() const override { return inner_->device(); }
-  Bytes granularity() const override { return inner_->granularity(); }
-  bool has_vmm() const override { return inner_->has_vmm(); }
-  DeviceMemory memory() override { return inner_->memory(); }
 
   Status reserve(Bytes size, Addr* out) override {
     Status fault;
     return strikes("reserve", &fault) ? fault : inner_->reserve(size, out);
   }
-  Status release_addresses(Addr base, Bytes size) override { return inner_->release_addresses(base, size); }
   Status create(Bytes size, Handle* out) override {
     Status fault;
     return strikes("create", &fault) ? fault : inner_->create(size, out);
   }
-  Status destroy(Handle handle) override { return inner_->destroy(handle); }
   Status map(Addr at, Bytes size, Handle handle) override {
     Status fault;
     return strikes("map", &fault) ? fault : inner_->map(at, size, handle);
@@ -37,33 +32,19 @@ class Faulty final : public FaultyDriver {
     Status fault;
     return strikes("set_access", &fault) ? fault : inner_->set_access(at, size);
   }
-  Status set_peer_access(Addr at, Bytes size, int peer) override { return inner_->set_peer_access(at, size, peer); }
   Status unmap(Addr at, Bytes size) override {
     Status fault;
     return strikes("unmap", &fault) ? fault : inner_->unmap(at, size);
   }
-  Status export_handle(Handle handle, int* fd) override { return inner_->export_handle(handle, fd); }
   Status slab_alloc(Bytes size, Addr* out) override {
     Status fault;
     return strikes("slab_alloc", &fault) ? fault : inner_->slab_alloc(size, out);
   }
-  Status slab_free(Addr base) override { return inner_->slab_free(base); }
 
-  Status event_create(EventId* out) override { return inner_->event_create(out); }
-  Status event_destroy(EventId event) override { return inner_->event_destroy(event); }
   Status event_record(EventId event, StreamId stream) override {
     Status fault;
     return strikes("event_record", &fault) ? fault : inner_->event_record(event, stream);
   }
-  Status event_query(EventId event) override { return inner_->event_query(event); }
-  Status event_synchronize(EventId event) override { return inner_->event_synchronize(event); }
-  Status stream_wait(StreamId stream, EventId event) override { return inner_->stream_wait(stream, event); }
-  bool is_capturing(StreamId stream) override { return inner_->is_capturing(stream); }
-
-  Nanos now() override { return inner_->now(); }
-  Status write(Addr at, const void* from, Bytes n) override { return inner_->write(at, from, n); }
-  Status read(Addr at, void* to, Bytes n) override { return inner_->read(at, to, n); }
-  DriverCounters counters() const override { return inner_->counters(); }
 
   void fail_nth(std::uint64_t nth, FaultKind kind, Code as) override {
     if (nth == 0) throw InvalidArgument("fail_nth: calls are counted from 1, the next one; give 1 or more");

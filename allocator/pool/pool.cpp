@@ -151,7 +151,7 @@ void Pool::Impl::free(Addr address) {
   if (streams.tick()) progressed();  // may throw: nothing is changed yet
   BlockId id = held.take(address);
   if (__builtin_expect(id == kNoBlock, 0))
-    throw InvalidArgument("dymem: free of " + std::to_string(address) +
+    throw InvalidArgument("dymem: free of " + human_address(address) +
                           ", which is not a block that is held: freed twice, or from another allocator");
   Block& b = home.block(id);
   Bytes size = b.size;
@@ -260,7 +260,7 @@ void Pool::free(Addr address) {
 static Block& held_block(Pool::Impl& p, Addr address, const char* call) {
   BlockId id = p.held.find(address);
   if (id == kNoBlock)
-    throw InvalidArgument("dymem: " + std::string(call) + " of " + std::to_string(address) +
+    throw InvalidArgument("dymem: " + std::string(call) + " of " + human_address(address) +
                           ", which is not a block that is held");
   return p.home.block(id);
 }
