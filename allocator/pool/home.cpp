@@ -9,6 +9,9 @@ constexpr Bytes kOlderJoined = 8 * kMiB;
 constexpr Bytes kOwnMin = 16 * kMiB;
 constexpr Bytes kOwnRunMost = 4;
 constexpr int kOwnFits = 16;
+// A block that grows the arena does not start in a sliver at the end of the granule before: it would hold that granule
+// for its first bytes, and leave its own last one to the next block; a small one there then keeps all of it.
+constexpr Bytes kSliver = kGranuleUnit, kSliverShare = 8;
 
 Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
   for (int a = 0; a < Space::kArenas; a++) {
@@ -557,6 +560,7 @@ Home::Site Home::growth_site(int arena, Bytes size, StreamIndex by) const {
   const Arena& a = arenas_[arena];
   auto site = [&](Addr at, Bytes room) {
     Site s{at, 0, room, std::min(free_before(a, at, by), size)};
+    if (arena == kMainArena && s.have < kSliver && s.have < size / kSliverShare) s.have = 0;
     s.need = round_up(size - s.have, kGranuleUnit);
     return s;
   };

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dymem import __version__
-from dymem.cli import compare, doctor, replay, run
+from dymem.cli import compare, doctor, replay, run, stress
 from dymem.cli.console import one_sentence
 
 app = typer.Typer(
@@ -87,6 +87,29 @@ def _compare(
 ) -> None:
     """The same work under PyTorch's allocator and under dymem, in one table."""
     raise typer.Exit(compare.main(json_file=json, only=only, recordings=recordings, lag_ms=lag, markdown=markdown))
+
+
+@app.command("stress", epilog="Each pattern is replayed under smaller and smaller limits until it no longer fits. "
+             "Exit code 0: every pattern survives; 1: one does not, even under four times its occupied peak; "
+             "2: bad input; 3: an audit failed, please report it.")
+@one_sentence
+def _stress(
+    patterns: Annotated[Optional[list[str]], typer.Argument(metavar="PATTERN…", show_default=False,
+                        help="Names from --list; all unless given.")] = None,
+    scale: Annotated[str, typer.Option(metavar="BYTES", help="What a pattern holds at its peak, about.")] = "4GiB",
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the random sizes and lifetimes.")] = 0,
+    precision: Annotated[float, typer.Option(metavar="R", help="How exactly the limit is found, as a share of the "
+                         "occupied peak.")] = 0.005,
+    setting: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
+                       help="vmm, alias=off or contiguous (may be repeated); all unless given.")] = None,
+    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write every figure there.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the patterns and what they do.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
+) -> None:
+    """Fragmentation stress tests: the smallest memory in which each pattern of sizes and lifetimes survives."""
+    raise typer.Exit(stress.main(patterns, scale=scale, seed=seed, precision=precision, settings=setting,
+                                 json_file=json, listed=listed, markdown=markdown))
 
 
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},

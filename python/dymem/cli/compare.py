@@ -21,9 +21,9 @@ from pathlib import Path
 
 from dymem import __version__, _paths
 from dymem.cli.console import check_writable, complain, progress, show, write_json
-from dymem.cli.replay import parse_lag, replay_recording
 from dymem.cli.tables import compare_table, training_table
 from dymem.errors import DymemError, InvalidArgument
+from dymem.replaying import lag_ns, replay_recording
 from dymem.trace import load, name_of
 
 TRAIN = _paths.PACKAGE.parent.parent / "bench" / "train.py"
@@ -41,7 +41,7 @@ def gpu_count() -> int:
 
 def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, lag_ms: float,
          markdown: bool = False) -> int:
-    parse_lag(lag_ms)
+    lag_ns(lag_ms)
     check_writable(json_file)
     if not recordings and gpu_count() > 0:
         if TRAIN.exists():

@@ -1,20 +1,19 @@
 """`dymem replay`: recorded allocations through the C++ pool on an emulated device.
 
-`replay_recording` is also what `dymem compare` runs; it returns the JSON object of one trace.
+The replay of one recording is dymem.replaying's.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from typing import Callable
 
 from dymem import __version__
 from dymem.cli.console import check_writable, complain, err, out, progress, write_json
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
-from dymem.trace import Recording, load
+from dymem.replaying import lag_ns, replay_recording
+from dymem.trace import load
 
 _RATIO_MAX = 1000.0
 _RATIO = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)x")
@@ -34,35 +33,10 @@ def parse_limit(text: str | None) -> int | float | None:
     return value
 
 
-def parse_lag(lag_ms: float) -> int:
-    if not math.isfinite(lag_ms) or not 0 <= lag_ms <= 1e9:
-        raise InvalidArgument(f"a lag of {lag_ms} ms cannot be; write for example --lag 10.")
-    return round(lag_ms * 1e6)
-
-
-def replay_recording(recording: Recording, *, limit: int | float | None = None, lag_ms: float = 10.0,
-                     config: dict | None = None, audit_every: int = 0,
-                     progress: Callable[[int], None] | None = None) -> dict:
-    """The JSON object of one trace, its figures as the C++ core counted them."""
-    from dymem import _core
-
-    settings = Config.from_mapping(config or {})
-    limit_bytes = limit
-    if isinstance(limit, float):
-        limit_bytes = math.ceil(limit * _core.trace.facts(recording.events)["occupied_peak_bytes"])
-    options = {"limit": limit_bytes or 0, "backing": settings.backing, "alias": settings.alias,
-               "wait": settings.wait, "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack, "lag_ns": parse_lag(lag_ms),
-               "audit_every": audit_every}
-    result = _core.replay(recording.events, options, progress)
-    return {"name": recording.name, "file": recording.file, "device": recording.device, **result,
-            "limit_bytes": limit_bytes, "lag_ms": lag_ms, "alias": settings.alias, "backing": settings.backing,
-            "ignored_frees": recording.ignored_frees}
-
-
 def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Path | None, audit_every: int,
          config: dict) -> int:
     wanted_limit = parse_limit(limit)
-    parse_lag(lag_ms)
+    lag_ns(lag_ms)
     Config.from_mapping(config)
     if audit_every < 0:
         raise InvalidArgument("--audit counts events; write 0 for at the end only.")

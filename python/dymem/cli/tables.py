@@ -93,3 +93,21 @@ def training_table(rows: list[dict]) -> Table:
             f"{native['step_ms']:.1f} ms",
             f"{ours['step_ms']:.1f} ms ({percent(ours['step_ms'] / native['step_ms'] - 1)})")
     return table
+
+
+def stress_table(rows: list[dict]) -> Table:
+    """Smallest limits of `dymem stress`, a row for each pattern and a column for each setting."""
+    settings = list(rows[0]["settings"]) if rows else []
+    table = _table("Smallest limit under which each pattern survives, as a multiple of its occupied peak",
+                   ["pattern", "occupied peak", *settings, "from"],
+                   caption="Emulated device. In brackets: driver calls of the whole run at that limit.")
+    for row in rows:
+        table.add_row(row["pattern"], format_bytes(row["occupied_peak_bytes"]),
+                      *(_survival(row["settings"][setting]) for setting in settings), _name(row["source"]))
+    return table
+
+
+def _survival(survival: dict) -> str:
+    if survival["ratio"] is None:
+        return "[red]not even 4x[/red]"
+    return f"{survival['ratio']:.3f}x ({survival['at_limit']['driver_calls']:,})"

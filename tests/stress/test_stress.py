@@ -1,0 +1,122 @@
+"""The fragmentation patterns, their scripts, and the search for the smallest limit."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from dymem.replaying import replay_recording
+from dymem.stress import PATTERNS, SETTINGS, Script, smallest_limit
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED
+
+MIB = 1 << 20
+SCALE = 1 << 30
+
+
+def events_of(recording):
+    return list(EVENT.iter_unpack(recording.events))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_is_a_sound_program_of_about_its_scale(name):
+    events = events_of(PATTERNS[name].script(SCALE).recording(name))
+    live, peak, sizes, last = 0, 0, {}, 0
+    for time, block, size, _, kind, *_ in events:
+        assert time >= last, "the clock went back"
+        last = time
+        if kind == ALLOC:
+            assert block not in sizes
+            sizes[block] = size
+            live += size
+            peak = max(peak, live)
+        elif kind == FREE_REQUESTED:
+            live -= sizes.pop(block)  # KeyError: freed twice, or never allocated
+    assert live == 0 and not sizes, "a pattern gives everything back"
+    assert 0.6 * SCALE < peak < 1.1 * SCALE
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_same_seed_makes_the_same_calls(name):
+    first, again = (PATTERNS[name].script(SCALE, seed=3).recording(name).events for _ in range(2))
+    assert first == again
+
+
+def test_completions_come_when_the_script_says():
+    script = Script()
+    block = script.alloc(MIB)
+    script.use_on(block, 5)
+    script.free(block, done_after_ms=3)
+    script.wait(2)
+    early = script.alloc(MIB)
+    script.wait(2)
+    script.free(early)
+    events = events_of(script.recording("x"))
+    completed = [event for event in events if event[4] == FREE_COMPLETED]
+    freed = next(event[0] for event in events if event[4] == FREE_REQUESTED)
+    assert [event[1] for event in completed] == [block] and completed[0][0] == freed + 3_000_000
+    assert [event[0] for event in events] == sorted(event[0] for event in events)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", ["comb", "variable_lengths", "cross_stream_pending"])
+def test_the_limit_found_is_enough_and_a_little_less_is_not(name, setting):
+    recording = PATTERNS[name].script(SCALE).recording(name)
+    survival = smallest_limit(recording, setting, precision=0.01)
+    config = dict(SETTINGS[setting])
+    assert replay_recording(recording, limit=survival.limit_bytes, config=config)["oom"] is None
+    if survival.ratio > 1.0:
+        less = int(survival.occupied_peak_bytes * max(1.0, survival.ratio - 0.011))
+        assert replay_recording(recording, limit=less, config=config)["oom"] is not None
+    assert survival.at_limit["reserved_peak_bytes"] <= survival.limit_bytes
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_invariant_breaks_at_the_limit(name):
+    recording = PATTERNS[name].script(SCALE).recording(name)
+    survival = smallest_limit(recording, "vmm", precision=0.02)
+    assert survival.unlimited["audit"] == survival.at_limit["audit"] == []
+    middle = replay_recording(recording, limit=survival.limit_bytes, audit_every=max(1, len(recording) // 40))
+    assert middle["audit"] == []
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_aliasing_never_needs_more_than_one_slab(name):
+    """What the design promises, on programs made to fragment: the loosest bound that can be held for every pattern."""
+    recording = PATTERNS[name].script(SCALE).recording(name)
+    vmm, slab = (smallest_limit(recording, setting).ratio for setting in ("vmm", "contiguous"))
+    assert vmm is not None and (slab is None or vmm <= slab + 0.005)
+    assert vmm < 1.3
+
+
+def test_the_command_writes_what_it_shows(python, tmp_path):
+    target = tmp_path / "stress.json"
+    done = python("-m", "dymem", "stress", "split_hole", "comb", "--scale", "512MiB", "--setting", "vmm", "--json", target)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(target.read_text())
+    assert [row["pattern"] for row in report["patterns"]] == ["comb", "split_hole"]
+    for row in report["patterns"]:
+        assert f"{row['settings']['vmm']['ratio']:.3f}x" in done.stdout and row["source"]
+    listed = python("-m", "dymem", "stress", "--list").stdout
+    assert all(name in listed for name in PATTERNS)
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (["nonsense"], "there is no pattern 'nonsense'; there are checkerboard"),
+    (["comb", "--setting", "rmm"], "there is no setting 'rmm'; there are vmm"),
+    (["comb", "--scale", "1MiB"], "below 256MiB"),
+    (["comb", "--scale", "much"], "much"),
+    (["comb", "--precision", "0"], "precision"),
+    (["comb", "--json", "/nowhere/at/all.json"], "/nowhere/at"),
+])
+def test_bad_input_gets_one_sentence(python, arguments, sentence):
+    done = python("-m", "dymem", "stress", *arguments)
+    assert done.returncode == 2 and sentence in done.stderr and "Traceback" not in done.stderr
+    assert Counter(done.stderr)["\n"] == 1
+
+
+def test_a_script_refuses_what_no_program_could_do():
+    script = Script()
+    block = script.alloc(MIB)
+    script.free(block)
+    with pytest.raises(KeyError):
+        script.free(block)
