@@ -6,7 +6,7 @@ namespace dymem {
 
 constexpr Bytes kOlderJoined = 8 * kMiB;
 // Own memory first (own_fit): for blocks from this size on, in runs up to so many times as large, among so many fits.
-constexpr Bytes kOwnMin = 16 * kMiB;
+constexpr Bytes kOwnMin = 8 * kMiB;
 constexpr Bytes kOwnRunMost = 4;
 constexpr int kOwnFits = 16;
 // A block that grows the arena does not start in a sliver at the end of the granule before: it would hold that granule
