@@ -203,7 +203,7 @@ Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries)
 }
 
 Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
-  if (size >= kOwnMin && !streams_.single()) return own_fit(arena, size, by, high, tries);
+  if (size >= kOwnMin && streams_.contended()) return own_fit(arena, size, by, high, tries);
   Place found;
   arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
     found = fit(e.head, size, by, high);

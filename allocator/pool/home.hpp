@@ -42,7 +42,8 @@ class Home {
   // Where `size` bytes usable by `by` fit in the run; at its high end if asked. Nothing if they do not.
   Place fit(BlockId head, Bytes size, StreamIndex by, bool high) const;
   // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once). With several
-  // streams, a large block goes where `by` alone may go, if a run not much too large has such a place: see own_fit.
+  // streams at work, a large block goes where `by` alone may go, if a run not much too large has such a place: see
+  // own_fit.
   Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64) const;
   Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
   Bytes free_bytes(int arena) const;

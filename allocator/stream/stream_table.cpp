@@ -9,6 +9,10 @@ namespace dymem {
 constexpr Bytes kCloseBytes = 16 * kMiB;
 constexpr Nanos kCloseInterval = 300'000, kCloseAnyway = 3'000'000;
 
+// What was freed counts half after so much more was: streams that fell idle are forgotten.
+constexpr Bytes kLately = 64 * kGiB;
+constexpr Bytes kContendedShare = 1024;
+
 StreamTable::StreamTable(Driver& driver) : driver_(driver) {}
 
 StreamTable::~StreamTable() {
@@ -73,7 +77,20 @@ Status StreamTable::close(StreamIndex s) {
   st.gathered = 0;
   st.used = false;
   st.closed_at = driver_.now();
+  weigh();
   return status;
+}
+
+void StreamTable::weigh() {
+  if (!several_) return;
+  Bytes all = 0, most = 0;
+  for (const Stream& s : streams_) {
+    all += s.freed;
+    most = std::max(most, s.freed);
+  }
+  contended_ = all - most > most / kContendedShare;
+  if (all > kLately)
+    for (Stream& s : streams_) s.freed /= 2;
 }
 
 void StreamTable::close_all() {

@@ -74,8 +74,11 @@ class StreamTable {
   void synchronize(LastUse use);                       // waits on the host until `use` is finished
   void synchronize_all();                              // closes everything, waits for everything
   void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far
-  // The stream on which most bytes were freed so far: where the work is.
+  // The stream on which most bytes were freed lately: where the work is.
   StreamIndex busiest() const;
+  // Several streams do work worth minding: those beside the busiest freed at least a thousandth of what it did. A
+  // stream that was touched once changes nothing for the others.
+  bool contended() const { return contended_; }
   // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
   bool make_wait_for(StreamIndex waiter, LastUse use);
   Epoch closed_epoch(StreamIndex s) const { return streams_[s].open - 1; }
@@ -92,7 +95,7 @@ class StreamTable {
     Epoch open = 1;      // frees from now on are tagged with this
     Epoch finished = 0;  // every epoch up to here is finished
     Bytes gathered = 0;  // freed in the open epoch
-    Bytes freed = 0;     // ever
+    Bytes freed = 0;     // lately (see weigh)
     bool used = false;   // a free was tagged with the open epoch
     Nanos closed_at = 0;
     std::deque<Closed> closed;
@@ -100,6 +103,7 @@ class StreamTable {
   static constexpr unsigned kTickEvery = 16;
   StreamIndex index_slow(StreamId stream);
   bool waited(LastUse use, StreamIndex by) const;
+  void weigh();  // after an epoch was closed: who does the work now
   Status take_event(EventId* out);
 
   Driver& driver_;
@@ -108,6 +112,7 @@ class StreamTable {
   std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
   std::vector<EventId> spare_events_;
   unsigned ticks_ = 0;
+  bool contended_ = false;
   bool several_ = false;  // more than one stream is known
   StreamId cached_id_ = ~StreamId{0};
   StreamIndex cached_index_ = 0;

@@ -177,6 +177,7 @@ def test_a_large_block_takes_what_only_its_stream_may_have(setting, finished_fir
     device, pool, model = setting
     small = model.malloc(512, B)
     low, between, high = model.malloc(32 * MIB, A), model.malloc(2 * MIB, A), model.malloc(32 * MIB, A)
+    model.free(model.malloc(512 * 1024, B))  # B does work of its own: it would miss what A takes
     finished, own = (low, high) if finished_first else (high, low)
     model.enqueue(A, 1000)
     model.free(finished)

@@ -7,6 +7,7 @@ import pytest
 from dymem import _core
 from dymem._paths import traces_dir
 from dymem.trace import load
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -80,6 +81,18 @@ def test_warm_iterations_hardly_call_the_driver(bundled):
         assert result["driver_time_warm_us"] <= 0.01 * result["trace_time_warm_us"]
     assert result["driver_time_warm_us"] <= result["driver_time_us"]
     assert 0 < result["trace_time_warm_us"] < 60e6
+
+
+def test_a_stream_that_was_touched_once_changes_little(bundled):
+    """Many programs use a side stream once; addresses must stay as sticky as with one stream."""
+    if bundled.name not in FIXED_SHAPES:
+        pytest.skip("only fixed shapes come to rest")
+    most = max(block for _, block, _, _, kind, *_ in EVENT.iter_unpack(bundled.events) if kind == ALLOC) + 1
+    stray = EVENT.pack(0, most, 1 << 16, 77, ALLOC, 0, 0, -1) + EVENT.pack(0, most, 1 << 16, 77, FREE_REQUESTED, 0, 0, -1)
+    result = _core.replay(stray + bytes(bundled.events), {})
+    assert result["audit"] == []
+    assert result["driver_calls_warm"] == 0 and result["oom"] is None
+    assert result["reserved_peak_bytes"] <= 1.02 * result["occupied_peak_bytes"] + 8 * MIB
 
 
 def test_it_fits_under_a_limit_just_above_what_is_occupied(bundled):
