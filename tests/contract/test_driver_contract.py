@@ -448,6 +448,34 @@ def test_a_device_is_no_peer_of_itself(rig):
     rig.refuses(rig.set_peer_access(base, rig.unit, -1))
 
 
+@pytest.mark.gpu
+def test_a_peer_reads_and_writes_what_is_mapped_elsewhere():
+    """Two real devices: access for a peer is given per mapping, for each view of a granule by itself."""
+    if drivers.cuda_device_count() < 2:
+        pytest.skip("needs two NVIDIA GPUs")
+    here, there = drivers.make_cuda(0), drivers.make_cuda(1)
+    unit = here.granularity
+    code, base = here.reserve(3 * unit)
+    assert code == Code.ok
+    code, handle = here.create(unit)
+    assert code == Code.ok
+    views = (base, base + 2 * unit)  # two views of one granule, a hole between
+    for view in views:
+        assert here.map(view, unit, handle) == Code.ok and here.set_access(view, unit) == Code.ok
+    code = here.set_peer_access(views[0], unit, 1)
+    if code != Code.ok:
+        pytest.skip(f"devices 0 and 1 are no peers of one another ({code})")
+    assert here.set_peer_access(views[1], unit, 1) == Code.ok
+    for number, (writer, reader) in enumerate(((here, there), (there, here))):
+        for at, other in (views, views[::-1]):
+            data = pattern(4096, number)
+            assert writer.write(at + 512, data) == Code.ok
+            assert reader.read(other + 512, 4096) == (Code.ok, data)
+    for view in views:
+        assert here.unmap(view, unit) == Code.ok
+    assert here.destroy(handle) == Code.ok and here.release_addresses(base, 3 * unit) == Code.ok
+
+
 def test_calls_from_several_threads(rig):
     """Each thread works on addresses of its own; the teardown sees that all of it came back."""
     threads, rounds = 4, 25
