@@ -11,6 +11,7 @@ lines tells whether a slower step computes slower, copies slower, or waits.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -76,6 +77,8 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, help="keep the Chrome trace here (chrome://tracing, ui.perfetto.dev)")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.steps < 1 or arguments.warm < 0:
+        parser.error("--steps must be 1 or more, --warm 0 or more")
     arguments.deterministic = False
     prepare_environment(arguments)
     if arguments.allocator == "dymem":
@@ -85,6 +88,9 @@ def main() -> int:
     import torch
     from workloads import WORKLOADS, no_phase
 
+    if arguments.workload not in WORKLOADS:
+        print(f"timeline: there is no workload '{arguments.workload}'; there are {', '.join(WORKLOADS)}", file=sys.stderr)
+        return 2
     if not torch.cuda.is_available():
         print("timeline: torch sees no GPU here", file=sys.stderr)
         return 2
@@ -92,6 +98,8 @@ def main() -> int:
     torch.manual_seed(0)
     torch.backends.cudnn.allow_tf32 = workload.tf32
     step = workload.build(no_phase)
+    gc.collect()
+    gc.freeze()
     for i in range(arguments.warm):
         step(i)
     torch.cuda.synchronize()

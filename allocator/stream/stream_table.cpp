@@ -88,7 +88,7 @@ void StreamTable::weigh() {
     all += s.freed;
     most = std::max(most, s.freed);
   }
-  contended_ = all - most > most / kContendedShare;
+  contended_ = most > all - all / 4 && all - most > most / kContendedShare;
   if (all > kLately)
     for (Stream& s : streams_) s.freed /= 2;
 }

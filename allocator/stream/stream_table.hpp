@@ -76,8 +76,8 @@ class StreamTable {
   void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far
   // The stream on which most bytes were freed lately: where the work is.
   StreamIndex busiest() const;
-  // Several streams do work worth minding: those beside the busiest freed at least a thousandth of what it did. A
-  // stream that was touched once changes nothing for the others.
+  // One stream does most of the work, and others beside it do some (a thousandth of it or more): copies beside compute.
+  // A stream that was touched once changes nothing for the others; nor do streams that take turns as equals.
   bool contended() const { return contended_; }
   // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
   bool make_wait_for(StreamIndex waiter, LastUse use);
