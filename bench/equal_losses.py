@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trainer import last_json
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -31,8 +33,8 @@ def run_all(workloads: list[str], allocator: str, iterations: int) -> dict[str, 
     results = {}
     for name, run in runs.items():
         out, err = run.communicate()
-        lines = out.strip().splitlines()
-        results[name] = json.loads(lines[-1]) if run.returncode == 0 and lines else {"error": err.strip()[-500:]}
+        figures = last_json(out)
+        results[name] = figures if run.returncode == 0 and figures else {"error": err.strip()[-500:]}
         # PyTorch names the operations that have no deterministic version: they, not an allocator, make losses differ.
         results[name]["warnings"] = sorted({line.strip()[:300] for line in err.splitlines() if "deterministic" in line})
     return results
@@ -53,8 +55,9 @@ def main() -> int:
         repeats = a.get("losses") == again[name].get("losses")
         same = not error and a["losses"] == b["losses"] and len(a["losses"]) == options.iterations
         equal &= same
-        rows[name] = {"equal": same, "native_repeats_itself": repeats, "error": error, "native": a.get("losses"), "dymem": b.get("losses"),
-                      "warnings": a.get("warnings"), "gpu": b.get("gpu"), "torch": b.get("torch"), "commit": b.get("commit")}
+        rows[name] = {"equal": same, "native_repeats_itself": repeats, "error": error, "native": a.get("losses"),
+                      "dymem": b.get("losses"), "warnings": a.get("warnings"), "gpu": b.get("gpu"), "torch": b.get("torch"),
+                      "commit": b.get("commit")}
         print(f"{name}: " + (f"failed: {error}" if error else f"{options.iterations} losses "
                              + ("equal" if same else "DIFFER") + ("" if repeats else ", but native's own two runs differ")),
               flush=True)

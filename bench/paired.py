@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from train import OTHER_END_GONE
+from train import OTHER_END_GONE, median
 from trainer import Trainer
 
 HERE = Path(__file__).resolve().parent
@@ -28,12 +28,6 @@ RESAMPLES = 4000
 
 
 # --- figures (pure)
-
-
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def quantile(values: list[float], q: float) -> float:

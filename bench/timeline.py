@@ -11,14 +11,14 @@ lines tells whether a slower step computes slower, copies slower, or waits.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
 
-from train import install_dymem, prepare_environment
+from train import ALLOCATORS, build_step, find_workload, install_dymem, prepare_environment, stop
 
 
 def union_ms(intervals: list[tuple[float, float]]) -> float:
@@ -70,7 +70,7 @@ def streams_of(events: list[dict], steps: int) -> tuple[float, dict[str, dict]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Where a step's time goes on the GPU, stream by stream.")
     parser.add_argument("workload")
-    parser.add_argument("--allocator", choices=("native", "expandable", "async", "dymem"), default="native")
+    parser.add_argument("--allocator", choices=ALLOCATORS, default="native")
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,…")
     parser.add_argument("--warm", type=int, default=6, help="steps before the recorded ones")
     parser.add_argument("--steps", type=int, default=2, help="steps recorded")
@@ -83,23 +83,12 @@ def main() -> int:
     prepare_environment(arguments)
     if arguments.allocator == "dymem":
         install_dymem(arguments.conf, 0)
-    import tempfile
-
     import torch
-    from workloads import WORKLOADS, no_phase
 
-    if arguments.workload not in WORKLOADS:
-        print(f"timeline: there is no workload '{arguments.workload}'; there are {', '.join(WORKLOADS)}", file=sys.stderr)
-        return 2
+    workload = find_workload(arguments.workload)
     if not torch.cuda.is_available():
-        print("timeline: torch sees no GPU here", file=sys.stderr)
-        return 2
-    workload = WORKLOADS[arguments.workload]
-    torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = workload.tf32
-    step = workload.build(no_phase)
-    gc.collect()
-    gc.freeze()
+        stop("torch sees no GPU here")
+    step = build_step(workload)
     for i in range(arguments.warm):
         step(i)
     torch.cuda.synchronize()

@@ -49,7 +49,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def stop(sentence: str) -> None:
-    print(f"train: {sentence}", file=sys.stderr)
+    print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -123,20 +123,39 @@ def take_turn() -> bool:
     return bool(sys.stdin.readline())
 
 
+def find_workload(name: str):
+    """The workload of that name; stops where it is unknown or cannot run here."""
+    from workloads import WORKLOADS
+
+    if name not in WORKLOADS:
+        stop(f"there is no workload '{name}'; there are {', '.join(WORKLOADS)}")
+    if missing := missing_packages(WORKLOADS[name].needs):
+        stop(f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    return WORKLOADS[name]
+
+
+def build_step(workload, seed: int = 0):
+    """The workload's model, built from that seed; the function that runs one of its steps."""
+    import torch
+    from workloads import no_phase
+
+    torch.manual_seed(seed)
+    torch.backends.cudnn.allow_tf32 = workload.tf32
+    step = workload.build(no_phase)
+    gc.collect()
+    gc.freeze()  # else Python looks through the whole model now and then: 0.1 s in whichever step it happens
+    return step
+
+
 def median(values: list[float]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def run(arguments: argparse.Namespace) -> dict[str, object]:
+def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
     import torch
-    from workloads import WORKLOADS, no_phase
-
-    workload = WORKLOADS[arguments.workload]
     iterations = arguments.iterations or workload.iterations
-    torch.manual_seed(arguments.seed)
-    torch.backends.cudnn.allow_tf32 = workload.tf32
     if arguments.deterministic:
         use_deterministic_algorithms(strict=not workload.no_strict)
     if arguments.limit_bytes and arguments.allocator != "dymem":
@@ -154,9 +173,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
     seconds, losses, reserved, device_allocations, pool = [], [], [], [], []
     began = time.perf_counter()
     try:
-        step = workload.build(no_phase)
-        gc.collect()
-        gc.freeze()  # else Python looks through the whole model now and then: 0.1 s in whichever step it happens
+        step = build_step(workload, arguments.seed)
         if arguments.lockstep:
             print("ready", flush=True)
         for i in range(iterations):
@@ -204,16 +221,13 @@ def main() -> int:
         names = WORKLOADS if arguments.list_all else SHOWN
         print("\n".join(name for name in names if not missing_packages(WORKLOADS[name].needs)))
         return 0
-    if arguments.workload not in WORKLOADS:
-        stop(f"there is no workload '{arguments.workload}'; there are {', '.join(WORKLOADS)}")
-    if missing := missing_packages(WORKLOADS[arguments.workload].needs):
-        stop(f"{arguments.workload} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    workload = find_workload(arguments.workload)
     conf = install_dymem(arguments.conf, arguments.limit_bytes) if arguments.allocator == "dymem" else ""
     import torch
 
     if not torch.cuda.is_available():
         stop("torch sees no GPU here")
-    result = run(arguments)
+    result = run(arguments, workload)
     result["conf"] = conf
     text = json.dumps(result)
     if arguments.json:

@@ -11,7 +11,6 @@ that run one after the other differ by several percent. While it waits for its t
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,13 +20,22 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
+def last_json(said: str) -> dict:
+    """The JSON object that train.py prints as its last line; {} if there is none."""
+    lines = said.strip().splitlines()
+    try:
+        return json.loads(lines[-1]) if lines else {}
+    except json.JSONDecodeError:
+        return {}
+
+
 class Trainer:
     def __init__(self, workload: str, allocator: str, *options: str, seconds: float = 600.0) -> None:
         """Starts the process; it is killed when `seconds` have passed."""
         self._stderr = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "train.py"), workload, "--allocator", allocator, "--lockstep", *options],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=dict(os.environ))
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True)
         self._last = ""
         self._out_of_time = False
         self._watchdog = threading.Timer(seconds, self._cut_off)
@@ -71,11 +79,7 @@ class Trainer:
     def result(self) -> dict:
         """The run's figures; with `error` (and `stderr`) in it if the run did not end well. Ends a run that goes on."""
         rest, _ = self._process.communicate()
-        lines = (self._last + rest).strip().splitlines()
-        try:
-            result = json.loads(lines[-1]) if lines else {}
-        except json.JSONDecodeError:
-            result = {}
+        result = last_json(self._last + rest)
         if self._process.returncode == 0 and result:
             return result
         if self._out_of_time:

@@ -223,6 +223,16 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
       for (auto& s : spy.bad) say(s);
       spy.bad.clear();
     };
+    // Its bytes are nobody's now, but work of its streams may still use them.
+    auto note_freed = [&](const H& h) {
+      spy.physical(h.at, h.size, [&](Handle hd, Bytes off, Bytes m, Addr via) {
+        owned[hd].erase(off);
+        auto put = [&](StreamId s) { spy.uses[hd].push_back({hd, off, m, s, done(s), via, spy.seq}); };
+        put(h.s);
+        for (auto& [s, _] : h.other) put(s);
+      });
+      spy.seq++;
+    };
     int depth = 0;
     if (rnd(3) == 0)
       p.set_reclaim_callback([&](Bytes) -> Bytes {
@@ -231,14 +241,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         auto it = live.begin();
         Bytes got = it->second.size;
         H h = it->second;  // free inside the callback
-        spy.physical(h.at, h.size, [&](Handle hd, Bytes off, Bytes m, Addr via) {
-          auto& iv = owned[hd];
-          iv.erase(off);
-          auto put = [&](StreamId s) { spy.uses[hd].push_back({hd, off, m, s, done(s), via, spy.seq}); };
-          put(h.s);
-          for (auto& [s, _] : h.other) put(s);
-        });
-        spy.seq++;
+        note_freed(h);
         live.erase(it);
         try {
           p.free(h.at);
@@ -260,13 +263,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           if (a != h.word) say("bytes overwritten");
         }
       }
-      spy.physical(h.at, h.size, [&](Handle hd, Bytes off, Bytes m, Addr via) {
-        owned[hd].erase(off);
-        auto put = [&](StreamId s) { spy.uses[hd].push_back({hd, off, m, s, done(s), via, spy.seq}); };
-        put(h.s);
-        for (auto& [s, _] : h.other) put(s);
-      });
-      spy.seq++;
+      note_freed(h);
       live.erase(it);
       try {
         p.free(h.at);

@@ -20,7 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from dymem import __version__, _paths
-from dymem.cli.console import check_writable, complain, progress, show, write_json
+from dymem.cli.console import check_writable, chosen, complain, progress, show, write_json
 from dymem.cli.tables import compare_table, training_table
 from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import lag_ns, replay_recording
@@ -48,13 +48,6 @@ def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, la
             return compare_training(json_file, only, markdown)
         complain(f"a GPU is here, but not {TRAIN}: training needs a checkout; the recordings are replayed instead.")
     return compare_recordings(json_file, only, lag_ms, markdown)
-
-
-def chosen(names: list[str], only: list[str] | None) -> list[str]:
-    unknown = [name for name in only or [] if name not in names]
-    if unknown:
-        raise InvalidArgument(f"there is no {unknown[0]}; there are {', '.join(names)}.")
-    return [name for name in names if not only or name in only]
 
 
 # --- recordings

@@ -25,6 +25,9 @@ out = Console(width=WIDTH, highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+BROKEN = 3  # exit code where the pool's own audit failed
+
+
 def complain(sentence: object) -> None:
     err.print(f"dymem: {sentence}", markup=False)
 
@@ -50,6 +53,15 @@ def one_sentence(command: Callable) -> Callable:
             raise typer.Exit(130) from None
 
     return wrapped
+
+
+def chosen(known, wanted: list[str] | None, what: str = "") -> list[str]:
+    """Those of `known` that are wanted, in the order of `known`; all if none is named. `what` one of them is called."""
+    for name in wanted or []:
+        if name not in known:
+            named = f"{what} '{name}'" if what else name
+            raise InvalidArgument(f"there is no {named}; there are {', '.join(known)}.")
+    return [name for name in known if not wanted or name in wanted]
 
 
 def progress() -> Progress:

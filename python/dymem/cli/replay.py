@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from dymem import __version__
-from dymem.cli.console import check_writable, complain, err, out, progress, write_json
+from dymem.cli.console import BROKEN, check_writable, complain, err, out, progress, write_json
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import lag_ns, replay_recording
@@ -17,7 +17,6 @@ from dymem.trace import load
 
 _RATIO_MAX = 1000.0
 _RATIO = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)x")
-BROKEN = 3  # exit code where the pool's own audit failed
 
 
 def parse_limit(text: str | None) -> int | float | None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from rich.table import Table
 
 from dymem import __version__
-from dymem.cli.console import check_writable, complain, progress, show, write_json
+from dymem.cli.console import BROKEN, check_writable, chosen, complain, progress, show, write_json
 from dymem.cli.tables import stress_table
 from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
 
-BROKEN = 3  # exit code where the pool's own audit failed
 SCALE_MIN = 256 << 20
 
 
@@ -27,8 +26,8 @@ def main(patterns: list[str] | None, *, scale: str, seed: int, precision: float,
     if listed:
         show(_listing(PATTERNS.values()), markdown)
         return 0
-    names = _chosen("pattern", patterns, PATTERNS)
-    chosen = _chosen("setting", settings, SETTINGS)
+    names = chosen(PATTERNS, patterns, "pattern")
+    wanted = chosen(SETTINGS, settings, "setting")
     scale_bytes = parse_bytes(scale)
     if scale_bytes < SCALE_MIN:
         raise InvalidArgument("a scale below 256MiB leaves nothing to fragment; write for example --scale 4GiB.")
@@ -37,11 +36,11 @@ def main(patterns: list[str] | None, *, scale: str, seed: int, precision: float,
     check_writable(json_file)
     rows = []
     with progress() as bar:
-        task = bar.add_task("stress", total=len(names) * len(chosen))
+        task = bar.add_task("stress", total=len(names) * len(wanted))
         for name in names:
             recording = PATTERNS[name].script(scale_bytes, seed).recording(name)
             row = {"pattern": name, "source": PATTERNS[name].source, "events": len(recording), "settings": {}}
-            for setting in chosen:
+            for setting in wanted:
                 bar.update(task, description=f"{name} under {setting}")
                 survival = smallest_limit(recording, setting, precision=precision)
                 row["occupied_peak_bytes"] = survival.occupied_peak_bytes
@@ -64,13 +63,6 @@ def _judge(rows: list[dict]) -> int:
             if survival["ratio"] is None:
                 code = max(code, 1)
     return code
-
-
-def _chosen(what: str, wanted: list[str] | None, known: dict) -> list[str]:
-    for name in wanted or []:
-        if name not in known:
-            raise InvalidArgument(f"there is no {what} '{name}'; there are {', '.join(known)}.")
-    return [name for name in known if not wanted or name in wanted]
 
 
 def _listing(patterns) -> Table:

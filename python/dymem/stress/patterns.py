@@ -128,7 +128,7 @@ def split_hole(script: Script, rng: random.Random, scale: int) -> None:
         script.free(script.alloc(scale // 2))
         for _ in range(3):
             kept.append(script.alloc(rng.randrange(11 * MIB, 18 * MIB)))
-        while sum(1 for _ in kept) * 15 * MIB > scale * 2 // 5:
+        while len(kept) * 15 * MIB > scale * 2 // 5:
             script.free(kept.pop(rng.randrange(len(kept))))
     script.free(script.alloc(scale // 2))
     script.free_all(kept)

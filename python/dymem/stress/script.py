@@ -10,7 +10,6 @@ from dymem.trace import Recording
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED, RECORD_STREAM
 
 MIB = 1 << 20
-GIB = 1 << 30
 CALL_NS = 10_000
 
 
@@ -49,9 +48,6 @@ class Script:
     def free_all(self, blocks: list[int]) -> None:
         for block in blocks:
             self.free(block)
-
-    def held(self) -> list[int]:
-        return sorted(self._held)
 
     def recording(self, name: str) -> Recording:
         """Everything so far as a recording; blocks still held stay so."""

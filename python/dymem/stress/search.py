@@ -7,7 +7,6 @@ Below the occupied peak nothing can survive, so the search begins there; it ends
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from dymem.replaying import replay_recording
 from dymem.trace import Recording
@@ -32,25 +31,20 @@ class Survival:
     replays: int
 
 
-def smallest_limit(recording: Recording, setting: str, *, precision: float = 0.005, lag_ms: float = 10.0,
-                   progress: Callable[[], None] | None = None) -> Survival:
-    """Bisects for one setting. `progress` is called after every replay."""
-    config = SETTINGS[setting]
+def smallest_limit(recording: Recording, setting: str, *, precision: float = 0.005, lag_ms: float = 10.0) -> Survival:
+    """Bisects for one setting."""
     replays = 0
 
     def replay(limit: int | None) -> dict:
         nonlocal replays
         replays += 1
-        result = replay_recording(recording, limit=limit, lag_ms=lag_ms, config=dict(config))
-        if progress:
-            progress()
-        return result
+        return replay_recording(recording, limit=limit, lag_ms=lag_ms, config=SETTINGS[setting])
 
     unlimited = replay(None)
     occupied = unlimited["occupied_peak_bytes"]
     found, kept = None, None
     low, high = 1.0, max(1.0, unlimited["reserved_peak_bytes"] / occupied)
-    for ratio in (1.0, min(high, MOST), MOST):  # mostly the first, or the second, is the answer's neighbour
+    for ratio in dict.fromkeys((1.0, min(high, MOST), MOST)):  # mostly the first, or the second, is the answer's neighbour
         result = replay(int(occupied * ratio))
         if not result["oom"]:
             found, kept = ratio, result
