@@ -10,6 +10,7 @@ that run one after the other differ by several percent. While it waits for its t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -48,8 +49,14 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self._watchdog.cancel()
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        self._close_stdin()
+        self._process.stdout.close()
         self._stderr.close()
+
+    def _close_stdin(self) -> None:
+        with contextlib.suppress(OSError):  # what was written to one that has ended cannot be flushed
+            self._process.stdin.close()
 
     def _cut_off(self) -> None:
         self._out_of_time = True
@@ -78,8 +85,10 @@ class Trainer:
 
     def result(self) -> dict:
         """The run's figures; with `error` (and `stderr`) in it if the run did not end well. Ends a run that goes on."""
-        rest, _ = self._process.communicate()
-        result = last_json(self._last + rest)
+        self._close_stdin()
+        # Through the same reader as every line before: it may hold what was said along with them.
+        result = last_json(self._last + self._process.stdout.read())
+        self._process.wait()
         if self._process.returncode == 0 and result:
             return result
         if self._out_of_time:

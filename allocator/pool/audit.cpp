@@ -1,6 +1,7 @@
 // Recounts everything from the blocks and names the invariant that does not hold. Cost: O(blocks + granules).
 #include <algorithm>
 #include <string>
+#include <unordered_set>
 
 #include "pool/impl.hpp"
 
@@ -11,6 +12,7 @@ static std::string number(std::uint64_t n) { return std::to_string(n); }
 void Home::audit(std::vector<std::string>* broken) const {
   auto say = [&](const std::string& s) { broken->push_back(s); };
   std::size_t heads[Space::kArenas] = {};
+  const std::unordered_set<BlockId> listed(mixed_.begin(), mixed_.end());
   for (GranuleId g = 0; g < space_.granules(); g++) {
     const Granule& granule = space_.granule(g);
     if (!granule.home) continue;
@@ -42,6 +44,7 @@ void Home::audit(std::vector<std::string>* broken) const {
         if (block.run_size != run || block.run_end != tail || blocks_[tail].run_end != b)
           say("B2: run at " + number(block.at) + " is " + number(run) + " bytes, recorded as " +
               number(block.run_size));
+        if (tail != b && !listed.count(b)) say("B4: settle() does not know the run at " + number(block.at));
       }
       x = stop;
       b = block.next;

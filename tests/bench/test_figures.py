@@ -211,6 +211,18 @@ def test_steps_take_turns_and_a_failure_ends_both(bench, tmp_path, monkeypatch, 
         assert results[1]["error"] == "ended with code 1: the card caught fire"
 
 
+def test_figures_that_come_with_the_last_step_are_not_lost(bench, tmp_path, monkeypatch):
+    """One that says everything at once and is gone before it could be let go again."""
+    trainer = bench("trainer")
+    (tmp_path / "train.py").write_text("import sys; print('ready\\nstep\\n{\"losses\": [1]}')")
+    monkeypatch.setattr(trainer, "HERE", tmp_path)
+    with trainer.Trainer("some", "native", seconds=60) as one:
+        one._process.wait()
+        assert one.ready()
+        assert not one.step()
+        assert one.result() == {"losses": [1]}
+
+
 def test_a_trainer_that_hangs_is_cut_off(bench, tmp_path, monkeypatch):
     trainer = bench("trainer")
     (tmp_path / "train.py").write_text("import time; time.sleep(60)")

@@ -197,6 +197,35 @@ def test_a_large_block_takes_what_only_its_stream_may_have(setting, finished_fir
     model.end()
 
 
+@pytest.mark.parametrize("others, own_first", [("a little", True), ("as much", False), ("much, long ago", False)])
+def test_own_memory_comes_first_only_beside_one_stream_that_does_most(others, own_first):
+    """Streams that take turns as equals, and one beside streams that fell idle, keep to best fit and old addresses."""
+    device = Device(capacity=64 << 30, bytes=False)
+    pool = make_pool(device)
+    now = 0
+
+    def work(stream, size, times=1):
+        nonlocal now
+        for _ in range(times):
+            pool.free(pool.malloc(size, stream))
+            now += 5_000_000
+            device.advance_to(now)
+            for _ in range(20):  # the pool looks at the clock now and then
+                pool.free(pool.malloc(512, A))
+
+    work(B, {"a little": MIB // 2, "as much": 64 * MIB, "much, long ago": 8 << 30}[others])
+    if others == "much, long ago":
+        work(A, 4 << 30, times=100)
+    pool.trim()
+    finished, _, own = (pool.malloc(size * MIB, A) for size in (32, 2, 32))
+    pool.free(finished)
+    work(A, 512, times=3)
+    device.set_busy_until(A, now + 1_000_000_000)
+    pool.free(own)
+    assert pool.malloc(32 * MIB, A) == (own if own_first else finished)
+    assert pool.audit() == [] and device.violations() == []
+
+
 def test_without_a_limit_no_stream_is_made_to_wait(setting):
     device, pool, model = setting
     for i in range(60):

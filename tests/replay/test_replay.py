@@ -96,6 +96,24 @@ def test_lag_keeps_other_streams_from_reusing(trace):
     assert waited["reserved_peak_bytes"] < 80 * MIB and waited["stats"]["num_stream_waits"] == 1
 
 
+def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_occupied(trace):
+    """1,512 MiB were occupied, 512 of them are A's until the lag has passed: B has new memory up to 14 % more, then
+    waits for A."""
+    trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
+    for piece in range(8):
+        trace.alloc(1 + piece, 64 * MIB, A)
+    for piece in range(8):
+        trace.at(1 * MS).free(1 + piece, A)
+    for step in range(40):
+        trace.at(1 * MS + step * 100).alloc(100 + step, 512, A).free(100 + step, A)
+    trace.at(12 * MS)
+    for piece in range(4):
+        trace.alloc(200 + piece, 64 * MIB, B)
+    result = replay(trace, lag_ns=100_000_000, wait=True)
+    assert result["stats"]["num_stream_waits"] == 1
+    assert 1.10 * 1512 * MIB < result["reserved_peak_bytes"] <= 1.14 * 1512 * MIB
+
+
 def test_the_busiest_stream_never_waits_for_a_lesser_one(trace):
     """Compute behind copies would cost time: A grows instead, although B freed what it needs."""
     trace.alloc(9, 512, B)

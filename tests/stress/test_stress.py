@@ -88,6 +88,11 @@ def test_aliasing_never_needs_more_than_one_slab(name):
     assert vmm < 1.3
 
 
+def test_small_blocks_between_large_ones_keep_no_granules_from_being_stitched():
+    """Large blocks begin where granules begin: with slivers shared, the comb needs 1.6 times what it occupies."""
+    assert smallest_limit(PATTERNS["comb"].script(2 * SCALE).recording("comb"), "vmm").ratio < 1.15
+
+
 def test_the_command_writes_what_it_shows(python, tmp_path):
     target = tmp_path / "stress.json"
     done = python("-m", "dymem", "stress", "split_hole", "comb", "--scale", "512MiB", "--setting", "vmm", "--json", target)
