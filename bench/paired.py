@@ -116,6 +116,8 @@ def train(workload: str, allocators: list[str], options: argparse.Namespace, bud
     more = ["--deterministic"] if deterministic else []
     if options.iterations:
         more += ["--iterations", str(options.iterations)]
+    if options.shapes:
+        more += ["--shapes", str(options.shapes)]
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         trainers = [stack.enter_context(Trainer(
@@ -145,7 +147,8 @@ def measure(workload: str, options: argparse.Namespace, budget: Budget) -> bool:
     def save() -> dict:
         summary = summarise(runs, check)
         report = {"workload": workload, "allocators": options.allocators, "commit": os.environ.get("DYMEM_COMMIT", ""),
-                  "conf": options.conf, "apart": options.apart, "summary": summary, "errors": errors, "deterministic": check, "runs": runs}
+                  "conf": options.conf, "apart": options.apart, "shapes": options.shapes,
+                  "summary": summary, "errors": errors, "deterministic": check, "runs": runs}
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"paired-{workload}{options.suffix}.json").write_text(json.dumps(report, indent=1) + "\n")
         return summary
@@ -204,6 +207,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--apart", action="store_true", help="one process after the other: for a card too small for both")
     parser.add_argument("--iterations", type=int, help="default: each workload's own number")
+    parser.add_argument("--shapes", type=int, default=0, metavar="N",
+                        help="only N shapes, again and again; steps from the second visit of each on are timed")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="for all workloads; shared out evenly")
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,…")
     parser.add_argument("--out", type=Path, default=HERE / "results")

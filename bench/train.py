@@ -34,6 +34,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="deterministic algorithms, to compare losses")
     parser.add_argument("--lockstep", action="store_true",
                         help="say `ready` when built; then one step and one `step` for each line on stdin (trainer.py)")
+    parser.add_argument("--shapes", type=int, default=0, metavar="N",
+                        help="only N shapes, again and again: steps count as warm from the second visit of each on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,… (default: DYMEM_CONF)")
     parser.add_argument("--limit-bytes", type=int, default=0, help="hard cap on reserved memory, for native and dymem")
@@ -43,6 +45,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if arguments.iterations is not None and arguments.iterations < 1:
         parser.error("--iterations must be 1 or more")
+    if arguments.shapes < 0:
+        parser.error("--shapes must be 1 or more")
     if not arguments.workload and not (arguments.list or arguments.list_all):
         parser.error("name a workload; --list-all shows them")
     return arguments
@@ -81,12 +85,11 @@ def install_dymem(conf: str | None, limit_bytes: int) -> str:
     return text
 
 
-def use_deterministic_algorithms(strict: bool) -> None:
-    """Not strict: operations without a deterministic version only warn."""
+def use_deterministic_algorithms() -> None:
     import torch
 
-    # With `warn_only` flash attention's backward stays the faster one that sums in any order.
-    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    # Strictly: with `warn_only` flash attention's backward stays the faster one that sums in any order.
+    torch.use_deterministic_algorithms(True)
     # Of the fused attentions only flash has a deterministic backward.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -155,16 +158,21 @@ def median(values: list[float]) -> float:
 
 def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
     import torch
+    from workloads import Shapes
+
     iterations = arguments.iterations or workload.iterations
     if arguments.deterministic:
-        use_deterministic_algorithms(strict=not workload.no_strict)
+        use_deterministic_algorithms()
     if arguments.limit_bytes and arguments.allocator != "dymem":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.limit_bytes / total))
 
+    if arguments.shapes:
+        Shapes.repeat = arguments.shapes
+    warm_from = min(max(WARM_FROM, arguments.shapes), iterations - 1)
     result: dict[str, object] = {
         "workload": arguments.workload, "allocator": arguments.allocator, "iterations": iterations,
-        "warm_from": min(WARM_FROM, iterations - 1), "seed": arguments.seed,
+        "warm_from": warm_from, "shapes": arguments.shapes, "seed": arguments.seed,
         "deterministic": arguments.deterministic, "limit_bytes": arguments.limit_bytes,
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "python": sys.version.split()[0], "commit": os.environ.get("DYMEM_COMMIT", ""),
@@ -197,7 +205,7 @@ def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
         result["out_of_memory"] = str(error).splitlines()[0]
     result["run_seconds"] = round(time.perf_counter() - began, 3)
     result["step_seconds"] = [round(s, 7) for s in seconds]
-    warm = seconds[min(WARM_FROM, iterations - 1):]
+    warm = seconds[warm_from:]
     result["step_ms"] = round(1e3 * median(warm), 4) if warm else None
     result["losses"] = losses
     result["reserved_after_step_bytes"] = reserved

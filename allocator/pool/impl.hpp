@@ -45,8 +45,9 @@ struct Pool::Impl {
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
-  Bytes patience() const;
+  Bytes above_peak(double share) const;
   bool wait_for_busiest(Bytes size, StreamIndex by);
+  bool wait_where_free(StreamIndex by);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching

@@ -13,6 +13,11 @@ constexpr Nanos kCloseInterval = 300'000, kCloseAnyway = 3'000'000;
 constexpr Bytes kLately = 64 * kGiB;
 constexpr Bytes kContendedShare = 1024;
 
+// A stream may be this many times as slow as the one that waits for it, and the wait still takes no time.
+constexpr Nanos kHeadStart = 4;
+// As much of the time between two events of a stream counts as work.
+constexpr Nanos kGapMost = 10'000'000;
+
 StreamTable::StreamTable(Driver& driver) : driver_(driver) {}
 
 StreamTable::~StreamTable() {
@@ -72,11 +77,11 @@ Status StreamTable::close(StreamIndex s) {
     spare_events_.push_back(e);
     return status;
   }
-  st.closed.push_back({st.open, e});
+  st.closed_at = driver_.now();
+  st.closed.push_back({st.open, e, st.closed_at});
   st.open++;
   st.gathered = 0;
   st.used = false;
-  st.closed_at = driver_.now();
   weigh();
   return status;
 }
@@ -107,6 +112,7 @@ bool StreamTable::poll() {
       if (status.code == Code::not_ready) break;
       status.expect_ok();
       st.finished = st.closed.front().epoch;
+      st.passed_at = st.closed.front().at;
       spare_events_.push_back(st.closed.front().event);
       st.closed.pop_front();
       progress = true;
@@ -120,6 +126,7 @@ void StreamTable::synchronize(LastUse use) {
   while (st.finished < use.epoch && !st.closed.empty()) {
     driver_.event_synchronize(st.closed.front().event).expect_ok();
     st.finished = st.closed.front().epoch;
+    st.passed_at = st.closed.front().at;
     spare_events_.push_back(st.closed.front().event);
     st.closed.pop_front();
   }
@@ -157,6 +164,23 @@ bool StreamTable::make_wait_for(StreamIndex waiter, LastUse use) {
     return true;
   }
   return false;
+}
+
+// Where the device stands in a stream is known by events, in the host's time: behind the newest finished one, before the
+// oldest unfinished one. What the waiter has before it when it comes to its wait counts from the latter, what `on` has
+// before it to the epoch's end from the former, or a little before the latter if that is later (nothing may have been
+// enqueued in between); and two streams need not take equally long over what the host enqueued equally fast.
+Epoch StreamTable::passed_by_then(StreamIndex waiter, StreamIndex on) const {
+  const Stream &w = streams_[waiter], &o = streams_[on];
+  if (waiter == on || w.closed.empty() || o.closed.empty()) return 0;
+  Nanos ahead = (driver_.now() - w.closed.front().at) / kHeadStart;
+  Nanos oldest = o.closed.front().at, begin = std::max(o.passed_at, oldest - std::min(oldest, kGapMost));
+  Epoch passed = 0;
+  for (const Closed& c : o.closed) {
+    if (c.at - begin > ahead) break;
+    passed = c.epoch;
+  }
+  return passed;
 }
 
 bool StreamTable::has_unfinished() const {

@@ -82,6 +82,9 @@ class StreamTable {
   // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
   bool make_wait_for(StreamIndex waiter, LastUse use);
   Epoch closed_epoch(StreamIndex s) const { return streams_[s].open - 1; }
+  // The newest closed epoch of `on` that it has probably passed by the time `waiter` comes to what is enqueued now, so
+  // that waiting for it takes no time; 0 if there is none. Decision 0005.
+  Epoch passed_by_then(StreamIndex waiter, StreamIndex on) const;
   bool has_unfinished() const;  // closed epochs not yet seen finished
   bool any_capturing() const;   // no event, map or unmap call may be made now
 
@@ -89,6 +92,7 @@ class StreamTable {
   struct Closed {
     Epoch epoch;
     EventId event;
+    Nanos at;  // when it was recorded
   };
   struct Stream {
     StreamId id = 0;
@@ -98,6 +102,7 @@ class StreamTable {
     Bytes freed = 0;     // lately (see weigh)
     bool used = false;   // a free was tagged with the open epoch
     Nanos closed_at = 0;
+    Nanos passed_at = 0;  // when the newest finished epoch was closed; 0 if none was
     std::deque<Closed> closed;
   };
   static constexpr unsigned kTickEvery = 16;

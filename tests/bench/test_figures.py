@@ -83,6 +83,18 @@ def test_workloads_run_as_long_as_their_recordings(bench, traces):
 
 
 @pytest.mark.torch
+def test_shapes_come_again_shuffled_once_all_are_known(bench, monkeypatch):
+    shapes = bench("workloads").Shapes
+    fresh = shapes(lambda rng: rng.randrange(10**9))
+    drawn = [fresh() for _ in range(12)]
+    assert len(set(drawn)) == 12
+    monkeypatch.setattr(shapes, "repeat", 4)
+    again = shapes(lambda rng: rng.randrange(10**9))
+    seen = [again() for _ in range(12)]
+    assert seen[:4] == drawn[:4]
+    assert all(sorted(seen[i:i + 4]) == sorted(drawn[:4]) for i in (4, 8)) and seen[4:] != seen[:4] * 2
+
+
 def test_every_block_of_a_sequence_is_checkpointed_once(bench):
     import torch
 

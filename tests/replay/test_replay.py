@@ -114,8 +114,34 @@ def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_o
     assert 1.10 * 1512 * MIB < result["reserved_peak_bytes"] <= 1.14 * 1512 * MIB
 
 
-def test_the_busiest_stream_never_waits_for_a_lesser_one(trace):
-    """Compute behind copies would cost time: A grows instead, although B freed what it needs."""
+def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace):
+    """A and B work side by side, 100 ms behind. At 110 ms A asks for what B freed at 20 ms, which it comes to long after
+    B: the wait takes no time. For what B freed at 105 ms it would stand still: it grows instead."""
+
+    def side_by_side(begin, end):
+        for at in range(begin, end):
+            trace.at(at * MS).alloc(1000 + at, 32 * MIB, A).free(1000 + at, A).alloc(2000 + at, 1 * MIB, B)
+            trace.free(2000 + at, B)
+
+    trace.alloc(0, 256 * MIB, B)
+    side_by_side(0, 20)
+    trace.free(0, B)
+    side_by_side(20, 110)
+    trace.alloc(1, 256 * MIB, A)
+    result = replay(trace, lag_ns=100_000_000, wait=True)
+    assert result["stats"]["num_stream_waits"] == 1 and result["reserved_peak_bytes"] < 400 * MIB
+
+    trace.alloc(3, 256 * MIB, B)  # B has as much again, and gives it back a moment before A asks
+    side_by_side(110, 200)
+    trace.free(3, B)
+    side_by_side(200, 203)
+    trace.alloc(2, 256 * MIB, A)
+    later = replay(trace, lag_ns=100_000_000, wait=True)
+    assert later["reserved_peak_bytes"] >= 768 * MIB
+
+
+def test_compute_does_not_stand_behind_a_copy(trace):
+    """What A needs B freed after a while in which B may have copied all along: A, the busiest, grows."""
     trace.alloc(9, 512, B)
     for step in range(40):
         trace.at(step * 100_000).alloc(100 + step, 64 * MIB, A).free(100 + step, A)
