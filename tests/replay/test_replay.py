@@ -106,7 +106,7 @@ def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_
         for piece in range(8):
             trace.at(at * MS + 500 + piece * 50).free(100 * at + piece, A)
         for tick in range(100):  # time for a pool to notice
-            trace.at(at * MS + 900 + tick).alloc(100 * at + 50, 512, A).free(100 * at + 50, A)
+            trace.at(at * MS + 900 + tick).alloc(20000 + 100 * at + tick, 512, A).free(20000 + 100 * at + tick, A)
     for tick in range(200):
         trace.at(60 * MS + tick * 100).alloc(10000 + tick, 512, A).free(10000 + tick, A)
     trace.alloc(1, 64 * MIB, B).free(1, B)
