@@ -1,0 +1,156 @@
+"""Address over time: every block where it lay in device memory, from when it was allocated to when it ended.
+
+Coloured = held by a block; grey = held of the device for no block: fragmentation at a glance. The black line is what
+blocks occupy, the red one what the allocator reserved; the distance between them is the area of the grey.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
+
+from dymem.config import format_bytes
+from dymem.plotting import axis as axes_of_time
+from dymem.plotting import colours, raster
+from dymem.plotting.layout import Layout, layout_of
+from dymem.plotting.needs import require
+
+if TYPE_CHECKING:
+    from dymem.trace import Recording
+
+COLUMNS, ROWS = 1800, 700  # pixels of a panel
+
+
+def address_picture(recording: Recording | Layout | Sequence[Recording | Layout], target: str | Path | None = None, *,
+                    title: str | None = None, colour: str = "phase", x: str = "auto", first: int | None = None,
+                    last: int | None = None, dpi: int = 130):
+    """Draws one panel for each recording (load(path, layout=True)) or Layout, below each other on one time axis.
+
+    `target`: a .png or .svg, written whole or not at all; None = only the figure is returned (matplotlib's Figure).
+    `title` stands above all panels. `colour`: "phase", "mobility", "size" or "stream". `x`: "event", "time" or "auto"
+    (events, where all panels replay the same ones). `first` and `last`: iterations to show, both included.
+    """
+    require()
+    from matplotlib.figure import Figure
+
+    given = [recording] if isinstance(recording, Layout) or hasattr(recording, "events") else list(recording)
+    layouts = [each if isinstance(each, Layout) else layout_of(each) for each in given]
+    kind = x if x != "auto" else ("event" if len({len(layout) for layout in layouts}) == 1 else "time")
+    figure = Figure(figsize=(14, 1.6 + 4.6 * len(layouts)), layout="constrained")
+    panels = figure.subplots(len(layouts), 1, squeeze=False, sharex=True)[:, 0]
+    draw_addresses(panels, layouts, colour=colour, kind=kind, first=first, last=last)
+    if title:
+        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=14, fontweight="bold")
+    if target is not None:
+        from dymem.plotting.files import save_figure
+
+        save_figure(figure, target, dpi)
+    return figure
+
+
+def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str, first: int | None = None,
+                   last: int | None = None) -> None:
+    """On matplotlib's axes, one for each layout: the same time, the same scale of bytes, one legend."""
+    spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
+    seconds = None
+    if kind == "time" and len(layouts) > 1:
+        ends = [(layout.events["time"][a] / 1e9, layout.events["time"][b - 1] / 1e9)
+                for layout, (a, b) in zip(layouts, spans)]
+        seconds = (min(left for left, _ in ends), max(right for _, right in ends))
+    top = max(layout.top for layout in layouts)
+    named: dict[str, str] = {}
+    for panel, layout, span in zip(panels, layouts, spans):
+        axis = axes_of_time.make_axis(layout, kind, COLUMNS, span, seconds)
+        classes = colours.classify(layout, colour)
+        of_name = _shared_colours(classes, named)
+        _draw_panel(panel, layout, axis, classes, of_name, top)
+    panels[-1].set_xlabel(axes_of_time_label(kind))
+    _legend(panels[0], named, any((layout.ended > layout.freed).any() for layout in layouts))
+
+
+def axes_of_time_label(kind: str) -> str:
+    return "time, seconds" if kind == "time" else "time, in events of the allocator"
+
+
+def _shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]:
+    """A colour for each class; the same name has the same colour in every panel."""
+    for name in classes.names:
+        named.setdefault(name, colours.PALETTE[len(named) % len(colours.PALETTE)])
+    return [named[name] for name in classes.names]
+
+
+def _draw_panel(panel, layout: Layout, axis: axes_of_time.Axis, classes: colours.Classes, of_name: list[str],
+                top: int) -> None:
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    picture = raster.rasterise(layout, axis, classes, ROWS, top)
+    palette = np.array([to_rgb(c) for c in (colours.NOTHING_COLOUR, colours.IDLE_COLOUR, colours.PENDING_COLOUR,
+                                            *of_name)])
+    unit, name = unit_of(top)
+    panel.imshow((palette[picture] * 255).round().astype(np.uint8), origin="lower", aspect="auto",
+                 interpolation="nearest", extent=(axis.left, axis.right, 0, top / unit))
+    shown = (axis.instants >= 0) & (axis.instants < len(layout))
+    at = np.linspace(axis.left, axis.right, len(axis.instants) + 1)[:-1]
+    panel.plot(at[shown], layout.occupied[axis.instants[shown]] / unit, color=colours.LIVE_LINE, linewidth=1.0)
+    if layout.reserved is not None:
+        panel.plot(at[shown], layout.reserved[axis.instants[shown]] / unit, color=colours.RESERVED_LINE, linewidth=1.4)
+    panel.set_ylabel(f"device memory, {name}")
+    panel.set_ylim(0, top / unit * 1.02)
+    panel.set_xlim(axis.left, axis.right)
+    panel.set_title(caption(layout, axis), loc="left", fontsize=11)
+    _mark_iterations(panel, layout, axis)
+
+
+def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
+    """The name, and the figures that the picture shows: peaks of the whole trace."""
+    occupied = int(layout.occupied.max(initial=0))
+    text = f"{_plain(layout.name)}: occupied peak {format_bytes(occupied)}"
+    if layout.reserved is not None:
+        reserved = int(layout.reserved.max(initial=0))
+        text += f", reserved peak {format_bytes(reserved)}"
+        if occupied and layout.stopped is None:
+            text += f", overhead {100 * (reserved / occupied - 1):+.1f} %"
+    if layout.stopped is not None:
+        text += f"; out of memory at event {layout.stopped:,}"
+    return text
+
+
+def _mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
+    """A thin line where an iteration begins, and its number, as many as can be read."""
+    import numpy as np
+
+    iterations = layout.events["iteration"]
+    begins = np.flatnonzero(np.diff(iterations, prepend=-1) > 0)
+    at = layout.events["time"][begins] / 1e9 if axis.kind == "time" else begins.astype(float)
+    shown = [(x, int(iterations[k])) for x, k in zip(at, begins) if axis.left <= x < axis.right]
+    every = max(1, -(-len(shown) // 24))
+    for index, (x, iteration) in enumerate(shown):
+        if index % every == 0:
+            panel.axvline(x, color="#00000040", linewidth=0.7)
+            panel.annotate(f"{'iteration ' if index == 0 else ''}{iteration}", (x, 1), xycoords=("data", "axes fraction"),
+                           xytext=(3, -3), textcoords="offset points", fontsize=8, va="top", color="#404040")
+
+
+def _legend(panel, named: dict[str, str], pending: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for name, colour in named.items()]
+    if pending:
+        handles.append(Patch(color=colours.PENDING_COLOUR, label="pending: freed, still in use"))
+    handles.append(Patch(color=colours.IDLE_COLOUR, label="reserved for no block"))
+    handles.append(Line2D([], [], color=colours.LIVE_LINE, label="occupied bytes"))
+    handles.append(Line2D([], [], color=colours.RESERVED_LINE, label="reserved bytes"))
+    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.06), ncols=len(handles), fontsize=9,
+                 frameon=False, borderaxespad=0, handlelength=1.2, columnspacing=1.4)
+
+
+def unit_of(top: int) -> tuple[int, str]:
+    """The unit that an axis up to `top` bytes is labelled in."""
+    return (1 << 30, "GiB") if top >= 2 << 30 else (1 << 20, "MiB") if top >= 2 << 20 else (1 << 10, "KiB")
+
+
+def _plain(text: str) -> str:
+    """As it is: no mathematics between dollars, and only what can be drawn."""
+    return text.encode("utf-8", "replace").decode().replace("$", r"\$")
