@@ -166,7 +166,7 @@ def layout_of(recording: Recording, name: str | None = None) -> Layout:
     for k, kind in enumerate(kinds):
         if kind == ALLOC:
             size = -(-max(sizes[k], 1) // BLOCK_UNIT) * BLOCK_UNIT
-            _lay(extents, k, addresses[k], size, block, pieces)
+            lay(extents, k, addresses[k], size, block, pieces)
             block += 1
         elif kind == SEGMENT_ALLOC and sizes[k]:
             extents.take(k, addresses[k], sizes[k])
@@ -175,7 +175,7 @@ def layout_of(recording: Recording, name: str | None = None) -> Layout:
     return assemble(name or recording.name, recording, events, extents, pieces, native_reserved(events))
 
 
-def _lay(extents: Extents, event: int, address: int, size: int, block: int, pieces: list) -> None:
+def lay(extents: Extents, event: int, address: int, size: int, block: int, pieces: list) -> None:
     """The pieces of a block; where nothing is known to be held (older than the recording), it is taken now."""
     at = address
     for start, number in [*extents.inside(address, size), (address + size, -1)]:
