@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from dymem.config import format_bytes
+from dymem.errors import InvalidArgument
 from dymem.plotting import axis as axes_of_time
 from dymem.plotting import colours, raster
 from dymem.plotting.layout import Layout, layout_of
@@ -35,12 +36,12 @@ def address_picture(recording: Recording | Layout | Sequence[Recording | Layout]
 
     given = [recording] if isinstance(recording, Layout) or hasattr(recording, "events") else list(recording)
     layouts = [each if isinstance(each, Layout) else layout_of(each) for each in given]
-    kind = x if x != "auto" else ("event" if len({len(layout) for layout in layouts}) == 1 else "time")
-    figure = Figure(figsize=(14, 1.6 + 4.6 * len(layouts)), layout="constrained")
+    kind = kind_of_time(layouts, x)
+    figure = Figure(figsize=(14, 1.6 + (4.8 if len(layouts) == 1 else 3.8) * len(layouts)), layout="constrained")
     panels = figure.subplots(len(layouts), 1, squeeze=False, sharex=True)[:, 0]
     draw_addresses(panels, layouts, colour=colour, kind=kind, first=first, last=last)
     if title:
-        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=14, fontweight="bold")
+        figure.suptitle(plain(title), x=0.01, ha="left", fontsize=14, fontweight="bold")
     if target is not None:
         from dymem.plotting.files import save_figure
 
@@ -48,31 +49,39 @@ def address_picture(recording: Recording | Layout | Sequence[Recording | Layout]
     return figure
 
 
+def kind_of_time(layouts: Sequence[Layout], x: str) -> str:
+    """"event" or "time"; "auto" is events where all layouts are of the same ones."""
+    if x not in ("auto", *axes_of_time.LABELS):
+        raise InvalidArgument(f"the time axis cannot be '{x}'; choose event, time or auto.")
+    same = all(layout.source == layouts[0].source for layout in layouts)
+    return x if x != "auto" else "event" if same else "time"
+
+
 def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str, first: int | None = None,
                    last: int | None = None) -> None:
     """On matplotlib's axes, one for each layout: the same time, the same scale of bytes, one legend."""
     spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
-    seconds = None
-    if kind == "time" and len(layouts) > 1:
-        ends = [(layout.events["time"][a] / 1e9, layout.events["time"][b - 1] / 1e9)
-                for layout, (a, b) in zip(layouts, spans)]
-        seconds = (min(left for left, _ in ends), max(right for _, right in ends))
+    seconds = shared_seconds(layouts, spans) if kind == "time" else None
     top = max(layout.top for layout in layouts)
     named: dict[str, str] = {}
     for panel, layout, span in zip(panels, layouts, spans):
         axis = axes_of_time.make_axis(layout, kind, COLUMNS, span, seconds)
         classes = colours.classify(layout, colour)
-        of_name = _shared_colours(classes, named)
+        of_name = shared_colours(classes, named)
         _draw_panel(panel, layout, axis, classes, of_name, top)
-    panels[-1].set_xlabel(axes_of_time_label(kind))
-    _legend(panels[0], named, any((layout.ended > layout.freed).any() for layout in layouts))
+    panels[-1].set_xlabel(axes_of_time.LABELS[kind])
+    legend(panels[0], named, pending=any((layout.ended > layout.freed).any() for layout in layouts), idle=True)
 
 
-def axes_of_time_label(kind: str) -> str:
-    return "time, seconds" if kind == "time" else "time, in events of the allocator"
+def shared_seconds(layouts: Sequence[Layout], spans: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
+    """The seconds that panels of several layouts have in common; None for one layout, whose span says it."""
+    if len(layouts) == 1:
+        return None
+    times = [layout.events["time"] / 1e9 for layout in layouts]
+    return (min(float(t[a]) for t, (a, _) in zip(times, spans)), max(float(t[b - 1]) for t, (_, b) in zip(times, spans)))
 
 
-def _shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]:
+def shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]:
     """A colour for each class; the same name has the same colour in every panel."""
     for name in classes.names:
         named.setdefault(name, colours.PALETTE[len(named) % len(colours.PALETTE)])
@@ -90,22 +99,29 @@ def _draw_panel(panel, layout: Layout, axis: axes_of_time.Axis, classes: colours
     unit, name = unit_of(top)
     panel.imshow((palette[picture] * 255).round().astype(np.uint8), origin="lower", aspect="auto",
                  interpolation="nearest", extent=(axis.left, axis.right, 0, top / unit))
-    shown = (axis.instants >= 0) & (axis.instants < len(layout))
-    at = np.linspace(axis.left, axis.right, len(axis.instants) + 1)[:-1]
-    panel.plot(at[shown], layout.occupied[axis.instants[shown]] / unit, color=colours.LIVE_LINE, linewidth=1.0)
-    if layout.reserved is not None:
-        panel.plot(at[shown], layout.reserved[axis.instants[shown]] / unit, color=colours.RESERVED_LINE, linewidth=1.4)
+    draw_lines(panel, layout, axis, unit)
     panel.set_ylabel(f"device memory, {name}")
-    panel.set_ylim(0, top / unit * 1.02)
+    panel.set_ylim(0, top / unit * 1.07)
     panel.set_xlim(axis.left, axis.right)
     panel.set_title(caption(layout, axis), loc="left", fontsize=11)
-    _mark_iterations(panel, layout, axis)
+    mark_iterations(panel, layout, axis)
+
+
+def draw_lines(panel, layout: Layout, axis: axes_of_time.Axis, unit: int) -> None:
+    """Occupied and reserved bytes, with a rim of white so that they stand out from the blocks."""
+    from matplotlib.patheffects import withStroke
+
+    shown, at = axis.within(layout), axis.positions()
+    for bytes_, colour in ((layout.occupied, colours.LIVE_LINE), (layout.reserved, colours.RESERVED_LINE)):
+        if bytes_ is not None:
+            panel.plot(at[shown], bytes_[axis.instants[shown]] / unit, color=colour, linewidth=1.2,
+                       path_effects=[withStroke(linewidth=2.8, foreground="white")])
 
 
 def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
     """The name, and the figures that the picture shows: peaks of the whole trace."""
     occupied = int(layout.occupied.max(initial=0))
-    text = f"{_plain(layout.name)}: occupied peak {format_bytes(occupied)}"
+    text = f"{plain(layout.name)}: occupied peak {format_bytes(occupied)}"
     if layout.reserved is not None:
         reserved = int(layout.reserved.max(initial=0))
         text += f", reserved peak {format_bytes(reserved)}"
@@ -116,7 +132,7 @@ def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
     return text
 
 
-def _mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
+def mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
     """A thin line where an iteration begins, and its number, as many as can be read."""
     import numpy as np
 
@@ -132,17 +148,20 @@ def _mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
                            xytext=(3, -3), textcoords="offset points", fontsize=8, va="top", color="#404040")
 
 
-def _legend(panel, named: dict[str, str], pending: bool) -> None:
+def legend(panel, named: dict[str, str], *, pending: bool, idle: bool) -> None:
+    """One row of colours and lines above a panel, two where there are many."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = [Patch(color=colour, label=name) for name, colour in named.items()]
     if pending:
-        handles.append(Patch(color=colours.PENDING_COLOUR, label="pending: freed, still in use"))
-    handles.append(Patch(color=colours.IDLE_COLOUR, label="reserved for no block"))
+        handles.append(Patch(color=colours.PENDING_COLOUR, label="pending (freed, still in use)"))
+    if idle:
+        handles.append(Patch(color=colours.IDLE_COLOUR, label="reserved for no block"))
     handles.append(Line2D([], [], color=colours.LIVE_LINE, label="occupied bytes"))
     handles.append(Line2D([], [], color=colours.RESERVED_LINE, label="reserved bytes"))
-    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.06), ncols=len(handles), fontsize=9,
+    columns = len(handles) if len(handles) <= 9 else -(-len(handles) // 2)
+    panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.08), ncols=columns, fontsize=9,
                  frameon=False, borderaxespad=0, handlelength=1.2, columnspacing=1.4)
 
 
@@ -151,6 +170,6 @@ def unit_of(top: int) -> tuple[int, str]:
     return (1 << 30, "GiB") if top >= 2 << 30 else (1 << 20, "MiB") if top >= 2 << 20 else (1 << 10, "KiB")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """As it is: no mathematics between dollars, and only what can be drawn."""
     return text.encode("utf-8", "replace").decode().replace("$", r"\$")

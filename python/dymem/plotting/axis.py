@@ -16,13 +16,25 @@ if TYPE_CHECKING:
     from dymem.plotting.layout import Layout
 
 
+LABELS = {"event": "time, in events of the allocator", "time": "time, in seconds"}
+
+
 @dataclasses.dataclass
 class Axis:
     kind: str              # "event" or "time"
     left: float            # in events, or seconds
     right: float
     instants: np.ndarray   # for each column the event after which it is; -1 = before the first event
-    label: str
+
+    def within(self, layout: Layout) -> np.ndarray:
+        """Which columns show a state of the layout: not before its first event, nor after its end."""
+        return (self.instants >= 0) & (self.instants < len(layout))
+
+    def positions(self) -> np.ndarray:
+        """Where each column begins, in events or seconds."""
+        import numpy as np
+
+        return np.linspace(self.left, self.right, len(self.instants) + 1)[:-1]
 
     def column(self, event):
         """The first column that shows the state after `event` (an array of them)."""
@@ -77,4 +89,4 @@ def make_axis(layout: Layout, kind: str, columns: int, span: tuple[int, int] | N
             instants[column] = low - 1  # nothing happens here: as it was before
     if right > at[b - 1] and kind == "time":  # this trace has ended, others go on
         instants[np.linspace(left, right, columns + 1)[:-1] > at[b - 1]] = len(layout)
-    return Axis(kind, left, right, instants, "seconds" if kind == "time" else "allocator events")
+    return Axis(kind, left, right, instants)
