@@ -60,12 +60,9 @@ def kind_of_time(layouts: Sequence[Layout], x: str) -> str:
 def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str, first: int | None = None,
                    last: int | None = None) -> None:
     """On matplotlib's axes, one for each layout: the same time, the same scale of bytes, one legend."""
-    spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
-    seconds = shared_seconds(layouts, spans) if kind == "time" else None
     top = max(layout.top for layout in layouts)
     named: dict[str, str] = {}
-    for panel, layout, span in zip(panels, layouts, spans):
-        axis = axes_of_time.make_axis(layout, kind, COLUMNS, span, seconds)
+    for panel, layout, axis in zip(panels, layouts, shared_axes(layouts, kind, COLUMNS, first, last)):
         classes = colours.classify(layout, colour)
         of_name = shared_colours(classes, named)
         _draw_panel(panel, layout, axis, classes, of_name, top)
@@ -73,12 +70,12 @@ def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str,
     legend(panels[0], named, pending=any((layout.ended > layout.freed).any() for layout in layouts), idle=True)
 
 
-def shared_seconds(layouts: Sequence[Layout], spans: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
-    """The seconds that panels of several layouts have in common; None for one layout, whose span says it."""
-    if len(layouts) == 1:
-        return None
-    times = [layout.events["time"] / 1e9 for layout in layouts]
-    return (min(float(t[a]) for t, (a, _) in zip(times, spans)), max(float(t[b - 1]) for t, (_, b) in zip(times, spans)))
+def shared_axes(layouts: Sequence[Layout], kind: str, columns: int, first: int | None,
+                last: int | None) -> list[axes_of_time.Axis]:
+    """An axis for each layout, all as long as the longest."""
+    spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
+    seconds = max(axes_of_time.seconds_of(layout, span) for layout, span in zip(layouts, spans))
+    return [axes_of_time.make_axis(layout, kind, columns, span, seconds) for layout, span in zip(layouts, spans)]
 
 
 def shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]:
@@ -136,10 +133,11 @@ def mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
     """A thin line where an iteration begins, and its number, as many as can be read."""
     import numpy as np
 
-    iterations = layout.events["iteration"]
+    a, b = axis.span
+    iterations = layout.events["iteration"][a:b]
     begins = np.flatnonzero(np.diff(iterations, prepend=-1) > 0)
-    at = layout.events["time"][begins] / 1e9 if axis.kind == "time" else begins.astype(float)
-    shown = [(x, int(iterations[k])) for x, k in zip(at, begins) if axis.left <= x < axis.right]
+    places = axes_of_time.place_of(layout, axis.kind, axis.span)[a:b][begins]
+    shown = list(zip(places.tolist(), iterations[begins].tolist()))
     every = max(1, -(-len(shown) // 24))
     for index, (x, iteration) in enumerate(shown):
         if index % every == 0:

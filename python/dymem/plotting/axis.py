@@ -1,5 +1,6 @@
 """The time axis of a picture: which part of a trace is shown, and which event each column of pixels stands for.
 
+Time is counted from the first event shown, so that the same iterations of several files lie below each other.
 A column stands for the fullest instant of its span (most occupied bytes), so that no peak falls between two columns.
 """
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
     from dymem.plotting.layout import Layout
 
 
-LABELS = {"event": "time, in events of the allocator", "time": "time, in seconds"}
+LABELS = {"event": "time, in events of the allocator", "time": "time, in seconds since the first event shown"}
 
 
 @dataclasses.dataclass
 class Axis:
     kind: str              # "event" or "time"
-    left: float            # in events, or seconds
+    left: float            # in events, or seconds since the first event shown
     right: float
+    span: tuple[int, int]  # the events [a, b) that are shown
     instants: np.ndarray   # for each column the event after which it is; -1 = before the first event
 
     def within(self, layout: Layout) -> np.ndarray:
@@ -63,30 +65,38 @@ def chosen_events(layout: Layout, first: int | None, last: int | None) -> tuple[
     return int(wanted[0]), int(wanted[-1]) + 1
 
 
-def make_axis(layout: Layout, kind: str, columns: int, span: tuple[int, int] | None = None,
-              seconds: tuple[float, float] | None = None) -> Axis:
-    """`columns` columns over the events [a, b) of `span`, or over `seconds` where panels share one clock."""
+def seconds_of(layout: Layout, span: tuple[int, int]) -> float:
+    """From the first event of a span to its last."""
+    time = layout.events["time"]
+    return float(time[span[1] - 1] - time[span[0]]) / 1e9
+
+
+def place_of(layout: Layout, kind: str, span: tuple[int, int]) -> np.ndarray:
+    """Where each event lies on the axis; never backwards."""
     import numpy as np
 
-    a, b = span or (0, len(layout))
     if kind == "time":
-        at = layout.events["time"] / 1e9
-        left, right = seconds or (float(at[a]), float(at[b - 1]))
+        return (layout.events["time"] - layout.events["time"][span[0]]) / 1e9
+    return np.arange(len(layout), dtype=float)
+
+
+def make_axis(layout: Layout, kind: str, columns: int, span: tuple[int, int], seconds: float = 0.0) -> Axis:
+    """`columns` columns over the events [a, b) of `span`; of time, over at least `seconds`, so that panels share it."""
+    import numpy as np
+
+    a, b = span
+    at = place_of(layout, kind, span)
+    if kind == "time":
+        left, right = 0.0, max(seconds, float(at[b - 1]), 1e-6)
     else:
-        at = np.arange(len(layout), dtype=float)
         left, right = float(a), float(b)
-    if right <= left:
-        right = left + (1e-6 if kind == "time" else 1)
-    edges = np.searchsorted(at, np.linspace(left, right, columns + 1), "left")
-    edges[-1] = max(edges[-1], b) if seconds is None else edges[-1]
-    edges = np.minimum(edges, b)
+    edges = np.linspace(left, right, columns + 1)
+    bounds = np.minimum(np.searchsorted(at, edges, "left"), b)
+    bounds[-1] = b
     instants = np.empty(columns, np.int64)
-    for column in range(columns):
-        low, high = int(edges[column]), int(edges[column + 1])
-        if high > low:
-            instants[column] = low + int(np.argmax(layout.occupied[low:high]))
-        else:
-            instants[column] = low - 1  # nothing happens here: as it was before
-    if right > at[b - 1] and kind == "time":  # this trace has ended, others go on
-        instants[np.linspace(left, right, columns + 1)[:-1] > at[b - 1]] = len(layout)
-    return Axis(kind, left, right, instants)
+    for column, (low, high) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+        # Where nothing happens, it is as it was before.
+        instants[column] = low + int(np.argmax(layout.occupied[low:high])) if high > low else low - 1
+    if kind == "time":
+        instants[edges[:-1] > at[b - 1]] = len(layout)  # this span has ended, that of another panel goes on
+    return Axis(kind, left, right, span, instants)

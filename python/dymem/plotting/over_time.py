@@ -41,14 +41,11 @@ def _held(n: int, layout: Layout, mine) -> np.ndarray:
 def draw_bytes(panels, layouts: Sequence[Layout], *, colour: str, kind: str, first: int | None = None,
                last: int | None = None) -> None:
     """On matplotlib's axes, one for each layout."""
-    spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
-    seconds = address.shared_seconds(layouts, spans) if kind == "time" else None
     top = max(int(max(layout.occupied.max(), layout.reserved.max() if layout.reserved is not None else 0, 1))
               for layout in layouts)
     unit, unit_name = address.unit_of(top)
     named: dict[str, str] = {}
-    for panel, layout, span in zip(panels, layouts, spans):
-        axis = axes_of_time.make_axis(layout, kind, COLUMNS, span, seconds)
+    for panel, layout, axis in zip(panels, layouts, address.shared_axes(layouts, kind, COLUMNS, first, last)):
         classes = colours.classify(layout, colour)
         of_name = address.shared_colours(classes, named)
         panel.stackplot(axis.positions(), stacked(layout, axis, classes) / unit, step="post", linewidth=0,

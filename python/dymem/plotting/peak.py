@@ -93,15 +93,16 @@ def draw_peak(panels, layouts: Sequence[Layout], *, first: int | None = None, la
     from dymem.plotting.address import plain, shared_colours, unit_of
 
     named: dict[str, str] = {}
-    for panel, layout in zip(panels, layouts):
+    peaks = [peak_of(layout, first, last) for layout in layouts]
+    most = max(min(len(peak.groups), ROWS_MAX) for peak in peaks)
+    for panel, layout, peak in zip(panels, layouts, peaks):
         shared_colours(colours.classify(layout, "phase"), named)
-        peak = peak_of(layout, first, last)
         groups = peak.groups[:ROWS_MAX]
         unit, unit_name = unit_of(max((g.bytes for g in groups), default=1))
         at = range(len(groups))
         panel.barh(at, [g.bytes / unit for g in groups], color=[named[g.phase] for g in groups], height=0.7)
         panel.set_yticks(at, [plain(g.who) for g in groups], fontsize=8)
-        panel.set_ylim(ROWS_MAX - 0.4, -0.6)
+        panel.set_ylim(most - 0.4, -0.6)
         for y, group in zip(at, groups):
             panel.annotate(f"{format_bytes(group.bytes)}, {group.blocks:,} block{'s' * (group.blocks != 1)}",
                            (group.bytes / unit, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
