@@ -153,8 +153,14 @@ app.command("run", context_settings={"allow_interspersed_args": False, "ignore_u
     one_sentence(run.command()))
 
 
-@app.command("doctor", epilog="Exit code 0: dymem can serve PyTorch here; 1: something is missing, and what to do.")
+@app.command("doctor", epilog="Exit code 0: dymem can serve PyTorch here; 1: something is missing, and the command that "
+             "mends it; 2: bad input.")
 @one_sentence
-def _doctor() -> None:
+def _doctor(
+    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write every finding and figure there.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure what driver calls cost on each kind of card here "
+                         "(seconds, 256 MiB), and keep it for policies.")] = False,
+) -> None:
     """What this machine has, whether dymem can work here, and what to do if not."""
-    raise typer.Exit(doctor.main())
+    raise typer.Exit(doctor.main(json, calibrate))
