@@ -104,7 +104,8 @@ def _layouts(recording: Recording, wanted: list[str] | None, limit, lag_ms: floa
             layouts.append(replayed_layout(recording, shown, config=CONFIGURATIONS[name], limit=limit, lag_ms=lag_ms,
                                            progress=lambda done, task=task: bar.update(task, completed=done)))
         except DymemError as error:
-            raise InvalidArgument(f"{recording.file}: {error}") from None
+            text = str(error)
+            raise InvalidArgument(text if text.startswith(recording.file) else f"{recording.file}: {text}") from None
         bar.remove_task(task)
     return layouts
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, Callable
 
+from dymem.errors import InvalidArgument
 from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, event_type, lay
 from dymem.replaying import replay_recording
 from dymem.trace.snapshot import ALLOC
@@ -31,6 +32,8 @@ def replayed_layout(recording: Recording, name: str | None = None, *, config: di
     events = np.frombuffer(recording.events, event_type())
     addresses = np.frombuffer(told["addresses"], "<u8")
     done = len(addresses)  # fewer than events where memory ran out
+    if done == 0:
+        raise InvalidArgument(f"{recording.file}: not even its first allocation fits into that limit; nothing can be drawn.")
     reserved = np.frombuffer(told["reserved"], "<u8").astype(np.int64)
     device, pieces = Device(), []
     changes = np.frombuffer(told["changes"], "<u8").reshape(-1, 5).tolist()
