@@ -72,15 +72,16 @@ def measure(driver: Driver, card: str, release: str, repetitions: int = 30,
             calls[name][str(mib)] = round(us, 3)
         if progress:
             progress(done + 1, len(SIZES_MIB))
-    return {"schema": _SCHEMA, "card": card, "driver": release, "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "granularity_bytes": driver.granularity, "calls_us": calls, "fit": {name: _fit(calls[name]) for name in CALLS},
+    return {"schema": _SCHEMA, "card": card, "driver": release,
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "granularity_bytes": driver.granularity,
+            "calls_us": calls, "fit": {name: _fit(calls[name]) for name in CALLS},
             "events_us": _events(driver, repetitions)}
 
 
 def _one_size(driver: Driver, size: int, repetitions: int) -> dict[str, float]:
     """The median of each call, in microseconds, as the driver seam counts it."""
     taken: dict[str, list[int]] = {name: [] for name in CALLS}
-    base = _answer(driver.reserve(size), "reserving addresses")
+    base, handle = _answer(driver.reserve(size), "reserving addresses"), 0
     try:
         for _ in range(repetitions):
             handle = _timed(driver, taken["create"], lambda: _answer(driver.create(size), f"creating {size >> 20} MiB"))
@@ -88,7 +89,11 @@ def _one_size(driver: Driver, size: int, repetitions: int) -> dict[str, float]:
             _timed(driver, taken["access"], lambda: _ok(driver.set_access(base, size), "giving access"))
             _timed(driver, taken["unmap"], lambda: _ok(driver.unmap(base, size), "unmapping"))
             _timed(driver, taken["release"], lambda: _ok(driver.destroy(handle), "releasing"))
+            handle = 0
     finally:
+        if handle:  # a call failed half-way
+            driver.unmap(base, size)
+            driver.destroy(handle)
         driver.release_addresses(base, size)
     return {name: statistics.median(values) / 1000 for name, values in taken.items()}
 

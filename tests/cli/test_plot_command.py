@@ -116,15 +116,6 @@ def test_a_limit_below_the_first_allocation(dymem_command, tmp_path):
     assert "not even" in refused(dymem_command("plot", path, "--replay", "--limit", "2MiB"))
 
 
-@pytest.mark.parametrize("history", [History().alloc(0x10, 1), History().add("segment_alloc", 0x10, MIB),
-                                     History().alloc(0x10, 0).free(0x10, 0)])
-@pytest.mark.parametrize("allocator", ["recorded", "dymem"])
-def test_the_smallest_recordings(dymem_command, tmp_path, history, allocator):
-    path = write(tmp_path / "bare.pickle", snapshot(history))
-    run = dymem_command("plot", path, "--allocators", allocator, "--x", "time", "--out", "bare.html")
-    assert run.returncode == 0 and run.stderr == "", run.stderr
-
-
 @pytest.mark.parametrize("arguments, words", [
     (["--out", "picture.jpeg"], [".png, .svg or .html"]),
     (["--out", "nowhere/a.png"], ["nowhere/a.png cannot be written"]),

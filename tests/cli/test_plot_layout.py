@@ -129,4 +129,5 @@ def test_frames_name_the_users_own_line(tmp_path):
     history.entries[2]["frames"] = "damaged"
     [one] = load(write(tmp_path / "one.pickle", pickle.dumps(snapshot(history))), layout=True)
     layout = layout_of(one)
-    assert [layout.frames[i - 1] if i else "" for i in layout.frame] == ["model/net.py:41 block", "nn/linear.py:9 forward", "", ""]
+    told = [layout.frames[i - 1] if i else "" for i in layout.frame]
+    assert told == ["model/net.py:41 block", "nn/linear.py:9 forward", "", ""]

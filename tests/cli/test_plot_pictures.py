@@ -12,6 +12,9 @@ from dymem.errors import InvalidArgument  # noqa: E402
 from dymem.plotting import axis, colours, histograms, over_time, peak, raster  # noqa: E402
 from dymem.plotting.address import address_picture, draw_addresses  # noqa: E402
 from dymem.plotting.layout import layout_of  # noqa: E402
+from dymem.plotting.page import page  # noqa: E402
+from dymem.plotting.pictures import Options  # noqa: E402
+from dymem.plotting.replayed import replayed_layout  # noqa: E402
 from dymem.trace import Recording, load  # noqa: E402
 
 
@@ -210,3 +213,12 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path):
     for name in ("a.png", "b.png"):
         address_picture(layout_from(tmp_path, steps()), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize("history", [History().alloc(0x10, 1), History().add("segment_alloc", 0x10, MIB),
+                                     History().alloc(0x10, 0).free(0x10, 0)], ids=["block", "segment", "empty block"])
+@pytest.mark.parametrize("x", ["event", "time"])
+def test_the_smallest_recordings_make_a_page(tmp_path, history, x):
+    [one] = load(write(tmp_path / "one.pickle", snapshot(history)), layout=True)
+    content = page([layout_of(one, "recorded"), replayed_layout(one, "dymem")], "small", Options(x=x))
+    assert content.count(b"data:image/png;base64,") == 4 and content.count(b"<table>") == 5

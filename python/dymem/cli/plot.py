@@ -27,7 +27,6 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     from dymem.plotting import files, needs
     from dymem.plotting.pictures import PICTURES, Options
 
-    needs.require()
     names = chosen(list(PICTURES), pictures, "picture")
     wanted = _allocators(allocators, replay)
     wanted_limit = parse_limit(limit)
@@ -41,13 +40,15 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     if kind != "html" and len(names) > 1:
         raise InvalidArgument(f"{files.shown(target)} holds one picture; name one --picture, or write an .html page.")
     check_writable(target)
+    needs.require()
     layouts = []
     with progress() as bar:
         for path in traces:
             for recording in load(path, layout=True):
                 layouts += _layouts(recording, wanted, wanted_limit, lag_ms, bar, several=len(traces) > 1)
                 if len(layouts) > _PANELS_MAX:
-                    raise InvalidArgument(f"more than {_PANELS_MAX} panels are no picture; name fewer traces or allocators.")
+                    raise InvalidArgument(f"more than {_PANELS_MAX} panels are no picture; name fewer traces or "
+                                          "allocators.")
     if title is None:
         title = ", ".join(dict.fromkeys(_name(path) for path in traces))
     with warnings.catch_warnings():
@@ -91,7 +92,8 @@ def _layouts(recording: Recording, wanted: list[str] | None, limit, lag_ms: floa
     if wanted is None:
         wanted = [RECORDED] if recording.addresses else ["dymem"]
         if not recording.addresses:
-            complain(f"{recording.name} is a trace of dymem's own, which holds no addresses: drawn as dymem's pool places it.")
+            complain(f"{recording.name} is a trace of dymem's own, which holds no addresses: drawn as dymem's pool places "
+                     "it.")
     layouts = []
     for name in wanted:
         label = {RECORDED: "as recorded"}.get(name, name)
@@ -128,8 +130,8 @@ def _tables(layouts: list, options) -> None:
 
     _print("", HEAD, [summary(layout) for layout in layouts])
     peak = peak_of(layouts[0], options.first, options.last)
-    _print(sentence(peak), ("held at the peak, by line" if peak.by_line else "held at the peak", "blocks", "bytes", "share",
-                            "largest"), rows(peak, 8))
+    _print(sentence(peak), ("held at the peak, by line" if peak.by_line else "held at the peak", "blocks", "bytes",
+                            "share", "largest"), rows(peak, 8))
 
 
 def _print(title: str, head, body) -> None:

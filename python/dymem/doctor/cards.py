@@ -32,8 +32,8 @@ def check_driver() -> list[Finding]:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return [Finding("GPU", "no CUDA driver on this machine", False, "Replaying works; training needs a GPU and NVIDIA's "
-                        "driver: apt-get install nvidia-driver-580 (in a container: start it with --gpus all).")]
+        return [Finding("GPU", "no CUDA driver on this machine", False, "Replaying works; training needs a GPU and "
+                        "NVIDIA's driver: apt-get install nvidia-driver-580 (in a container: start it with --gpus all).")]
     code, version, count = cuda.cuInit(0), ctypes.c_int(0), ctypes.c_int(0)
     if code != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return [Finding("GPU", f"the driver finds no device (cuInit: {code})", False, "Look at nvidia-smi, and at "
@@ -49,8 +49,8 @@ def _driver(version: int, release: str | None) -> Finding:
     facts = {"cuda": mine, "release": release}
     torch_cuda = torch_version()[1]
     if torch_cuda and torch_cuda.split(".")[0].isdigit() and int(torch_cuda.split(".")[0]) > version // 1000:
-        return Finding("driver", f"{state}; torch is built for CUDA {torch_cuda}", False, "Upgrade the driver, or install a "
-                       f"torch for CUDA {version // 1000} (see https://pytorch.org/get-started/previous-versions).",
+        return Finding("driver", f"{state}; torch is built for CUDA {torch_cuda}", False, "Upgrade the driver, or install "
+                       f"a torch for CUDA {version // 1000} (see https://pytorch.org/get-started/previous-versions).",
                        facts=facts)
     return Finding("driver", state, True, facts=facts)
 

@@ -80,8 +80,8 @@ def check_compiler() -> Finding:
     line = (answer.stdout.splitlines() or ["?"])[0]
     facts = {"command": command, "path": shutil.which(command[0]), "version": line}
     try:
-        subprocess.run([*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"], input="", capture_output=True, text=True,
-                       check=True)
+        subprocess.run([*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"], input="", capture_output=True,
+                       text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return Finding("compiler", f"{facts['path']}: {line}; it knows no C++20", False, mend, facts=facts)
     return Finding("compiler", f"{facts['path']}: {line}", True, facts=facts)

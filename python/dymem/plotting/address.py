@@ -13,8 +13,9 @@ from dymem.config import format_bytes
 from dymem.errors import InvalidArgument
 from dymem.plotting import axis as axes_of_time
 from dymem.plotting import colours, raster
-from dymem.plotting.layout import Layout, layout_of
+from dymem.plotting.layout import Layout
 from dymem.plotting.needs import require
+from dymem.plotting.replayed import layout_for
 
 if TYPE_CHECKING:
     from dymem.trace import Recording
@@ -27,6 +28,8 @@ def address_picture(recording: Recording | Layout | Sequence[Recording | Layout]
                     last: int | None = None, dpi: int = 130):
     """Draws one panel for each recording (load(path, layout=True)) or Layout, below each other on one time axis.
 
+    A recording without addresses (dymem's own) is drawn as dymem's pool places it. For other allocators, make a Recording
+    of events and their addresses, or a Layout with a name of its own: layout_of(recording, name).
     `target`: a .png or .svg, written whole or not at all; None = only the figure is returned (matplotlib's Figure).
     `title` stands above all panels. `colour`: "phase", "mobility", "size" or "stream". `x`: "event", "time" or "auto"
     (events, where all panels replay the same ones). `first` and `last`: iterations to show, both included.
@@ -35,7 +38,7 @@ def address_picture(recording: Recording | Layout | Sequence[Recording | Layout]
     from matplotlib.figure import Figure
 
     given = [recording] if isinstance(recording, Layout) or hasattr(recording, "events") else list(recording)
-    layouts = [each if isinstance(each, Layout) else layout_of(each) for each in given]
+    layouts = [each if isinstance(each, Layout) else layout_for(each) for each in given]
     kind = kind_of_time(layouts, x)
     figure = Figure(figsize=(14, 1.6 + (4.8 if len(layouts) == 1 else 3.8) * len(layouts)), layout="constrained")
     panels = figure.subplots(len(layouts), 1, squeeze=False, sharex=True)[:, 0]

@@ -41,7 +41,8 @@ def lifetime_bins(layout: Layout, span: tuple[int, int]) -> Bins:
     ended = mine & ~kept
     life = time[np.minimum(layout.freed[ended], n - 1)] - time[layout.born[ended]]
     bins = _bins(life, layout.size[ended], _LIFE_LOWEST, _duration)
-    return Bins([*bins.names, "kept"], np.append(bins.blocks, kept.sum()), np.append(bins.bytes, layout.size[kept].sum()))
+    return Bins([*bins.names, "kept"], np.append(bins.blocks, kept.sum()),
+                np.append(bins.bytes, layout.size[kept].sum()))
 
 
 def _allocated(layout: Layout, span: tuple[int, int]):

@@ -214,7 +214,8 @@ def assemble(name: str, recording: Recording, events, extents: Extents, pieces: 
     low = np.array(extents.low, dtype=np.int64)
     frame = np.frombuffer(recording.frame_of, "<u4")[alloc] if recording.frame_of else np.zeros(len(alloc), np.uint32)
     return Layout(
-        name=name, source=f"{recording.file}:{recording.device}", events=events, born=alloc, freed=freed, ended=ended, size=own, frame=frame, frames=recording.frames,
+        name=name, source=f"{recording.file}:{recording.device}", events=events,
+        born=alloc, freed=freed, ended=ended, size=own, frame=frame, frames=recording.frames,
         piece_block=piece[:, 0], piece_low=piece[:, 1], piece_high=piece[:, 2],
         extent_low=low, extent_high=low + np.array(extents.size, dtype=np.int64),
         extent_born=np.array(extents.born, dtype=np.int64), extent_ended=np.where(end < 0, n, end),

@@ -17,7 +17,8 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; } img { width: 100%; height: auto; }
 table { border-collapse: collapse; margin: .6em 0 1.4em; } th, td { padding: .25em .8em; text-align: right; }
-th { border-bottom: 2px solid #888; } td { border-bottom: 1px solid #ddd; } th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #888; } td { border-bottom: 1px solid #ddd; }
+th:first-child, td:first-child { text-align: left; }
 footer { color: #666; margin-top: 3em; font-size: .9em; }
 """
 

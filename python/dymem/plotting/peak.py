@@ -71,7 +71,8 @@ def peak_of(layout: Layout, first: int | None = None, last: int | None = None) -
 def rows(peak: Peak, most: int = ROWS_MAX) -> list[tuple[str, str, str, str, str]]:
     """(who, blocks, bytes, share of the peak, largest block), the last row for all that are not shown."""
     def row(who: str, blocks: int, bytes_: int, largest: int):
-        return who, f"{blocks:,}", format_bytes(bytes_), f"{100 * bytes_ / max(peak.bytes, 1):.1f} %", format_bytes(largest)
+        share = f"{100 * bytes_ / max(peak.bytes, 1):.1f} %"
+        return who, f"{blocks:,}", format_bytes(bytes_), share, format_bytes(largest)
 
     shown, rest = peak.groups[:most], peak.groups[most:]
     table = [row(g.who, g.blocks, g.bytes, g.largest) for g in shown]

@@ -43,7 +43,8 @@ def draw(name: str, layouts: Sequence[Layout], options: Options, title: str | No
     else:
         figure = Figure(figsize=(14, 1.4 + 3.2 * len(layouts)), layout="constrained")
         panels = figure.subplots(len(layouts), 1, squeeze=False, sharex=True)[:, 0]
-        over_time.draw_bytes(panels, layouts, colour=options.colour, kind=address.kind_of_time(layouts, options.x), **span)
+        kind = address.kind_of_time(layouts, options.x)
+        over_time.draw_bytes(panels, layouts, colour=options.colour, kind=kind, **span)
     if title:
         figure.suptitle(address.plain(title), x=0.01, ha="left", fontsize=14, fontweight="bold")
     return figure

@@ -1,8 +1,8 @@
 """Where dymem's pool would put a recording: a replay on the emulated device, as a Layout.
 
-The replay tells the address of each allocation and each change of mappings; here each granule gets a place on the axis of
-device memory, and each block the pieces of granules that lie under its address. A slab has no granules: what of it was ever used
-is taken, since its high-water mark is what counts as reserved.
+The replay tells the address of each allocation and each change of mappings; here each granule gets a place on the axis
+of device memory, and each block the pieces of granules that lie under its address. A slab has no granules: what of it
+was ever used is taken, since its high-water mark is what counts as reserved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import bisect
 from typing import TYPE_CHECKING, Callable
 
 from dymem.errors import InvalidArgument
-from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, event_type, lay
+from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, event_type, lay, layout_of
 from dymem.replaying import replay_recording
 from dymem.trace.snapshot import ALLOC
 
@@ -33,7 +33,8 @@ def replayed_layout(recording: Recording, name: str | None = None, *, config: di
     addresses = np.frombuffer(told["addresses"], "<u8")
     done = len(addresses)  # fewer than events where memory ran out
     if done == 0:
-        raise InvalidArgument(f"{recording.file}: not even its first allocation fits into that limit; nothing can be drawn.")
+        raise InvalidArgument(f"{recording.file}: not even its first allocation fits into that limit; nothing can be "
+                              "drawn.")
     reserved = np.frombuffer(told["reserved"], "<u8").astype(np.int64)
     device, pieces = Device(), []
     changes = np.frombuffer(told["changes"], "<u8").reshape(-1, 5).tolist()
@@ -49,6 +50,11 @@ def replayed_layout(recording: Recording, name: str | None = None, *, config: di
             block += 1
     return assemble(name or recording.name, recording, events[:done], device.extents, pieces, reserved,
                     stopped=result["oom"]["event"] if result["oom"] else None)
+
+
+def layout_for(recording: Recording, name: str | None = None) -> Layout:
+    """As recorded where the recording tells addresses, else as dymem's pool places it."""
+    return layout_of(recording, name) if recording.addresses else replayed_layout(recording, name)
 
 
 class Device:

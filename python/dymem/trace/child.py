@@ -1,7 +1,8 @@
 """Reads a snapshot in a process of its own, so that a file made to crash or bloat the unpickler takes nothing with it.
 
-The child prints one line of JSON, {"error": sentence} or {"traces": [[device, ignored_frees, frames, bytes of events, of
-addresses, of frame_of], …]}, and then those bytes of each trace, one after another. It sees only the standard library and dymem's own pure Python.
+The child prints one line of JSON, {"error": sentence} or {"traces": [[device, ignored_frees, frames, bytes of events,
+of addresses, of frame_of], …]}, and then those bytes of each trace, one after another. It sees only the standard
+library and dymem's own pure Python.
 """
 
 from __future__ import annotations

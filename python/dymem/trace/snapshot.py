@@ -47,7 +47,8 @@ def device_traces(snapshot: object, layout: bool = False) -> list[DeviceTrace]:
     """One trace for each device that has events; TraceError if this is no snapshot or has no history."""
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise TraceError("it is neither a PyTorch snapshot nor a trace of dymem.")
-    traces = [_Reader(device, entries, layout).read() for device, entries in enumerate(snapshot["device_traces"]) if entries]
+    traces = [_Reader(device, entries, layout).read()
+              for device, entries in enumerate(snapshot["device_traces"]) if entries]
     if not any(trace.events for trace in traces):
         raise TraceError("it is a snapshot without history; call torch.cuda.memory._record_memory_history() before "
                          "what is to be recorded.")
