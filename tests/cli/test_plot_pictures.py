@@ -222,3 +222,11 @@ def test_the_smallest_recordings_make_a_page(tmp_path, history, x):
     [one] = load(write(tmp_path / "one.pickle", snapshot(history)), layout=True)
     content = page([layout_of(one, "recorded"), replayed_layout(one, "dymem")], "small", Options(x=x))
     assert content.count(b"data:image/png;base64,") == 4 and content.count(b"<table>") == 5
+
+
+def test_the_line_of_occupied_bytes_keeps_its_peaks():
+    from dymem.plotting.address import peaks
+
+    line = [0, 1, 2, 9, 2, 9, 9, 2, 2, 9, 3, 3, 3, 2, 1]
+    assert peaks(np.array(line), 3).tolist() == [0, 1, 2, 9, 9, 9, 9, 9, 9, 9, 3, 3, 3, 2, 1], "slopes stay, dips of 2 go"
+    assert peaks(np.array([1, 9, 2]), 1).tolist() == [1, 9, 2] and peaks(np.array([]), 6).tolist() == []

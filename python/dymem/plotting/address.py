@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dymem.trace import Recording
 
 COLUMNS, ROWS = 1800, 700  # pixels of a panel
+_DIP = 6                   # pixels: dips of the line of occupied bytes that are narrower are left out
 
 
 def address_picture(recording: Recording | Layout | Sequence[Recording | Layout], target: str | Path | None = None, *,
@@ -108,14 +109,28 @@ def _draw_panel(panel, layout: Layout, axis: axes_of_time.Axis, classes: colours
 
 
 def draw_lines(panel, layout: Layout, axis: axes_of_time.Axis, unit: int) -> None:
-    """Occupied and reserved bytes, with a rim of white so that they stand out from the blocks."""
+    """Occupied and reserved bytes, with a rim of white so that they stand out from the blocks.
+
+    Occupied bytes without narrow dips: a line that follows all of them would be all that is seen of a dense picture."""
     from matplotlib.patheffects import withStroke
 
     shown, at = axis.within(layout), axis.positions()
     for bytes_, colour in ((layout.occupied, colours.LIVE_LINE), (layout.reserved, colours.RESERVED_LINE)):
         if bytes_ is not None:
-            panel.plot(at[shown], bytes_[axis.instants[shown]] / unit, color=colour, linewidth=1.2,
-                       path_effects=[withStroke(linewidth=2.8, foreground="white")])
+            line = bytes_[axis.instants[shown]] / unit
+            panel.plot(at[shown], peaks(line, _DIP) if bytes_ is layout.occupied else line, color=colour,
+                       linewidth=1.2, path_effects=[withStroke(linewidth=2.8, foreground="white")])
+
+
+def peaks(line, width: int):
+    """The line without dips narrower than `width` columns: the highest around each, then the lowest of those."""
+    import numpy as np
+
+    if width < 2 or not len(line):
+        return line
+    windows = np.lib.stride_tricks.sliding_window_view
+    highest = windows(np.pad(line, width - 1, mode="edge"), width).max(axis=1)
+    return windows(highest, width).min(axis=1)
 
 
 def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
@@ -159,7 +174,7 @@ def legend(panel, named: dict[str, str], *, pending: bool, idle: bool) -> None:
         handles.append(Patch(color=colours.PENDING_COLOUR, label="pending (freed, still in use)"))
     if idle:
         handles.append(Patch(color=colours.IDLE_COLOUR, label="reserved for no block"))
-    handles.append(Line2D([], [], color=colours.LIVE_LINE, label="occupied bytes"))
+    handles.append(Line2D([], [], color=colours.LIVE_LINE, label="occupied bytes (peaks)"))
     handles.append(Line2D([], [], color=colours.RESERVED_LINE, label="reserved bytes"))
     columns = len(handles) if len(handles) <= 9 else -(-len(handles) // 2)
     panel.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.08), ncols=columns, fontsize=9,
