@@ -106,6 +106,14 @@ def test_a_trace_of_dymems_own_is_replayed(dymem_command, tmp_path, trace):
     assert "--replay" in refused(dymem_command("plot", own, "--allocators", "recorded"))
 
 
+def test_each_device_is_a_panel(dymem_command, tmp_path):
+    path = write(tmp_path / "two.pickle", snapshot(steps(), steps(size=MIB)))
+    run = dymem_command("plot", path, "--allocators", "recorded,dymem", "--from", "2")
+    assert run.returncode == 0, run.stderr
+    for name in ("two:0, as recorded", "two:0, dymem", "two:1, as recorded", "two:1, dymem"):
+        assert name in run.stdout, name
+
+
 def test_a_limit_that_is_too_small_is_drawn_up_to_there(dymem_command, tmp_path, trace):
     run = dymem_command("plot", trace, "--replay", "--limit", "12MiB", "--out", tmp_path / "oom.html")
     assert run.returncode == 1 and "out of memory" in run.stdout and (tmp_path / "oom.html").exists(), run.stderr

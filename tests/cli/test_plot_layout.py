@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from snapshots import MIB, History, snapshot, steps, write
+from snapshots import ALLOC, EVENT, MARK, MIB, History, snapshot, steps, write
 
 np = pytest.importorskip("numpy")
 
@@ -131,3 +131,17 @@ def test_frames_name_the_users_own_line(tmp_path):
     layout = layout_of(one)
     told = [layout.frames[i - 1] if i else "" for i in layout.frame]
     assert told == ["model/net.py:41 block", "nn/linear.py:9 forward", "", ""]
+
+
+def test_marks_of_the_program_hold_for_what_follows():
+    """In a trace of dymem's own: a mark is an event, and the allocations after it say no iteration."""
+    def alloc(block):
+        return EVENT.pack(block, block, MIB, 0, ALLOC, 0, 0, -1)
+
+    def mark(iteration, phase):
+        return EVENT.pack(0, 0, iteration % (1 << 64), 0, MARK, 0, ord(phase), -1)
+
+    events = alloc(0) + mark(0, "F") + alloc(1) + mark(0, "B") + alloc(2) + mark(1, "F") + alloc(3) + mark(-1, "X") + alloc(4)
+    layout = replayed_layout(Recording("own", "own.trace", 0, events))
+    assert layout.events["iteration"].tolist() == [-1, 0, 0, 0, 0, 1, 1, -1, -1]
+    assert "".join(chr(p or ord(".")) for p in layout.events["phase"][layout.born]) == ".FBFX"

@@ -44,8 +44,10 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     layouts = []
     with progress() as bar:
         for path in traces:
-            for recording in load(path, layout=True):
-                layouts += _layouts(recording, wanted, wanted_limit, lag_ms, bar, several=len(traces) > 1)
+            recordings = load(path, layout=True)
+            several = len(traces) > 1 or len(recordings) > 1
+            for recording in recordings:
+                layouts += _layouts(recording, wanted, wanted_limit, lag_ms, bar, several)
                 if len(layouts) > _PANELS_MAX:
                     raise InvalidArgument(f"more than {_PANELS_MAX} panels are no picture; name fewer traces or "
                                           "allocators.")

@@ -142,6 +142,8 @@ def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
         text += f", reserved peak {format_bytes(reserved)}"
         if occupied and layout.stopped is None:
             text += f", overhead {100 * (reserved / occupied - 1):+.1f} %"
+    if axis.span != (0, len(layout)):
+        text += " (of the whole trace)"
     if layout.stopped is not None:
         text += f"; out of memory at event {layout.stopped:,}"
     return text

@@ -16,7 +16,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from dymem.errors import TraceError
-from dymem.trace.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, SEGMENT_ALLOC, SEGMENT_FREE
+from dymem.trace.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, MARK, SEGMENT_ALLOC, SEGMENT_FREE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,23 @@ def event_type():
 
     return np.dtype([("time", "<i8"), ("block", "<u8"), ("size", "<u8"), ("stream", "<u8"), ("kind", "u1"),
                      ("mobility", "u1"), ("phase", "<u2"), ("iteration", "<i4")])
+
+
+def events_of(recording: Recording):
+    """The events of a recording; a mark of the program's own holds for all that follow it and say nothing themselves."""
+    import numpy as np
+
+    events = np.frombuffer(recording.events, event_type())
+    marks = np.flatnonzero(events["kind"] == MARK)
+    if not len(marks):
+        return events
+    events = events.copy()
+    last = np.searchsorted(marks, np.arange(len(events)), "right") - 1  # the mark before each event
+    silent = (last >= 0) & ((events["iteration"] < 0) | (events["kind"] == MARK))
+    mark = events[marks[last[silent]]]
+    events["iteration"][silent] = mark["size"].astype(np.int64).clip(-1, np.iinfo(np.int32).max)
+    events["phase"][silent] = mark["phase"]
+    return events
 
 
 @dataclasses.dataclass
@@ -160,7 +177,7 @@ def layout_of(recording: Recording, name: str | None = None) -> Layout:
         raise TraceError(f"{recording.file}: it holds no events; there is nothing to draw.")
     if not recording.addresses:
         raise TraceError(f"{recording.file}: a trace of dymem's own holds no addresses; draw it with --replay.")
-    events = np.frombuffer(recording.events, event_type())
+    events = events_of(recording)
     addresses = np.frombuffer(recording.addresses, "<u8").tolist()
     kinds, sizes = events["kind"].tolist(), events["size"].tolist()
     extents, pieces, block = Extents(), [], 0

@@ -11,7 +11,7 @@ import bisect
 from typing import TYPE_CHECKING, Callable
 
 from dymem.errors import InvalidArgument
-from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, event_type, lay, layout_of
+from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, events_of, lay, layout_of
 from dymem.replaying import replay_recording
 from dymem.trace.snapshot import ALLOC
 
@@ -29,7 +29,7 @@ def replayed_layout(recording: Recording, name: str | None = None, *, config: di
 
     result = replay_recording(recording, limit=limit, lag_ms=lag_ms, config=config, progress=progress, layout=True)
     told = result["layout"]
-    events = np.frombuffer(recording.events, event_type())
+    events = events_of(recording)
     addresses = np.frombuffer(told["addresses"], "<u8")
     done = len(addresses)  # fewer than events where memory ran out
     if done == 0:
