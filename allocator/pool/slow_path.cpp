@@ -213,6 +213,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
 }
 
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
+  refuse_while_asleep();
   stitcher.set_now(counters.handed_out());
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
