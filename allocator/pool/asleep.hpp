@@ -29,6 +29,7 @@ struct Asleep {
   std::vector<Content> contents;
   Bytes filler_bytes = 0;
   bool everything = false;  // nothing may be handed out
+  bool copying = false;     // copies may be under way, since the driver failed when it was asked to wait for them
 };
 
 }  // namespace dymem

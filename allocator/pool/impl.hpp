@@ -69,6 +69,7 @@ struct Pool::Impl {
   Status place_contents(std::vector<Asleep::Content>* contents);
   void give_contents(const std::vector<Asleep::Content>& contents);
   Status copy_contents(const std::vector<Asleep::Content>& contents, bool to_host);
+  void settle_copies();  // waits for what a failed sleep or wake left under way; throws if the driver still fails
   void hide_free(GranuleId id);
   Dormitory::NeedsView views_in_use() const;
   void waking(const WakeRequest& request, std::vector<GranuleId>* needed, std::vector<GranuleId>* empty) const;

@@ -245,6 +245,7 @@ Pool::Pool(Driver& driver, const PoolConfig& config) : impl_(std::make_unique<Im
 Pool::~Pool() {
   // Whoever destroys a pool has finished with its memory; the driver may still have work under way.
   try {
+    impl_->settle_copies();
     impl_->streams.synchronize_all();
   } catch (const Error&) {
   }

@@ -125,6 +125,7 @@ void Pool::Impl::give_contents(const std::vector<Asleep::Content>& contents) {
 }
 
 // Enqueues the copies, merged where both sides are adjacent, and waits for them; also when one could not be enqueued.
+// If waiting fails (twice), they may still be under way: asleep.copying.
 Status Pool::Impl::copy_contents(const std::vector<Asleep::Content>& contents, bool to_host) {
   Status status;
   for (std::size_t i = 0; status.ok() && i < contents.size();) {
@@ -138,8 +139,17 @@ Status Pool::Impl::copy_contents(const std::vector<Asleep::Content>& contents, b
                      : driver.copy_to_device(first.at, first.host.at, n, 0);
     i = j;
   }
-  const Status waited = driver.synchronize();
-  return status.ok() ? waited : status;
+  Status waited = driver.synchronize();
+  if (!waited.ok() && status.ok()) status = waited;
+  if (!waited.ok()) waited = driver.synchronize();
+  asleep.copying = !waited.ok();
+  return status;
+}
+
+void Pool::Impl::settle_copies() {
+  if (!asleep.copying) return;
+  driver.synchronize().expect_ok();
+  asleep.copying = false;
 }
 
 // Makes every free byte of the granule a filler's (Y1).
@@ -176,6 +186,7 @@ SleepReport Pool::Impl::sleep(const SleepRequest& request) {
   refuse_sleep();
   if (asleep.everything) return report;
   driver.synchronize().expect_ok();
+  asleep.copying = false;
   streams.synchronize_all();
   progressed();
   if (request.everything) trim();
@@ -308,6 +319,7 @@ SleepReport Pool::Impl::wake(const WakeRequest& request) {
   SleepReport report;
   if (asleep.dormitory.empty() && !asleep.everything) return report;
   refuse_sleep();
+  settle_copies();
   std::vector<GranuleId> needed, empty;
   waking(request, &needed, &empty);
   Bytes wanted = 0;
@@ -328,11 +340,13 @@ SleepReport Pool::Impl::wake(const WakeRequest& request) {
     const auto copying = std::chrono::steady_clock::now();
     const Status status = copy_contents(contents, false);
     report.copy_seconds = seconds_since(copying);
-    return status;
+    return Dormitory::Restored{status, asleep.copying};
   };
   Status status = asleep.dormitory.wake(needed, restore);
-  if (status.code == Code::out_of_memory && trim()) status = asleep.dormitory.wake(needed, restore);
-  if (status.code == Code::out_of_memory)
+  const auto short_of_memory = [&] { return status.code == Code::out_of_memory && !asleep.copying; };
+  if (short_of_memory() && trim()) status = asleep.dormitory.wake(needed, restore);
+  count_reserved();  // memory that copies may still be using was not given back
+  if (short_of_memory())
     throw OutOfMemory(figures(wanted, 0), "dymem: waking takes " + human_bytes(wanted) + " and GPU " +
                                               std::to_string(driver.device()) + " has " +
                                               human_bytes(driver.memory().free) + " free; the pool stays asleep and "
@@ -392,6 +406,7 @@ SleepReport Pool::wake(const WakeRequest& request) {
 
 Bytes Pool::free_host_slabs() {
   std::lock_guard lock(impl_->mutex);
+  impl_->settle_copies();
   return impl_->asleep.stage.free_idle();
 }
 

@@ -214,6 +214,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
 
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   refuse_while_asleep();
+  settle_copies();
   stitcher.set_now(counters.handed_out());
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
@@ -332,6 +333,7 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
 Bytes Pool::Impl::trim() {
   if (streams.any_capturing()) return 0;
   Bytes before = reserved();
+  settle_copies();
   streams.synchronize_all();
   progressed();
   space.sweep().expect_ok();

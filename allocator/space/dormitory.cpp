@@ -123,7 +123,7 @@ Status Dormitory::put(const std::vector<GranuleId>& granules, const NeedsView& n
   return {};
 }
 
-Status Dormitory::wake(const std::vector<GranuleId>& granules, const std::function<Status()>& restore) {
+Status Dormitory::wake(const std::vector<GranuleId>& granules, const std::function<Restored()>& restore) {
   Status status = space_.sweep();
   if (!status.ok()) return status;
   std::vector<GranuleId> fresh;
@@ -153,8 +153,13 @@ Status Dormitory::wake(const std::vector<GranuleId>& granules, const std::functi
       if (!status.ok()) break;
     }
   }
-  if (status.ok()) status = restore();
-  if (!status.ok()) {
+  bool under_way = false;
+  if (status.ok()) {
+    const Restored restored = restore();
+    status = restored.status;
+    under_way = restored.under_way;
+  }
+  if (!status.ok() && !under_way) {
     for (const Run& run : mapped) {
       space_.leftovers_.unmap(begin(run), size(run));
       for (const View& view : run) {
@@ -169,8 +174,9 @@ Status Dormitory::wake(const std::vector<GranuleId>& granules, const std::functi
     return status;
   }
   for (GranuleId id : fresh) space_.count_memory(space_.granule(id), 1);
-  for (GranuleId id : granules) mark(id, false);
-  return {};
+  if (status.ok())
+    for (GranuleId id : granules) mark(id, false);
+  return status;
 }
 
 void Dormitory::give_up_views(GranuleId id) {

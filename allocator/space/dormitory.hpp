@@ -2,7 +2,7 @@
 // that blocks need stay reserved. Waking creates new memory and maps it at every one of those addresses.
 //
 //   Z1  A granule is awake, or asleep and *emptied* (handle 0: the device has its memory), or asleep and *held* (its
-//       memory is still ours, some views of it are not mapped: the driver failed in the middle and would not undo).
+//       memory is ours, mapped or not: the driver failed in the middle and would not undo).
 //   Z2  put() and wake() are all or nothing; where the driver lets neither finish nor undo, put() leaves every granule
 //       asleep and held: no byte is lost, and wake() maps what is missing.
 //   Z3  Space::reserved(), views and granule counts are those of what is mapped: nothing for emptied granules.
@@ -31,8 +31,13 @@ class Dormitory {
   // good. `stuck`: the call failed and could not be undone (Z2).
   using NeedsView = std::function<bool(RegionId region, std::size_t view)>;
   Status put(const std::vector<GranuleId>& granules, const NeedsView& needed, bool* stuck);
-  // Makes them usable again: memory, views, and then `restore` for their contents; all or nothing.
-  Status wake(const std::vector<GranuleId>& granules, const std::function<Status()>& restore);
+  // Makes them usable again: memory, views, and then `restore` for their contents; all or nothing. Where restoring fails
+  // with copies still under way, nothing is unmapped: the granules stay asleep and held.
+  struct Restored {
+    Status status;
+    bool under_way;
+  };
+  Status wake(const std::vector<GranuleId>& granules, const std::function<Restored()>& restore);
   // An emptied granule that nothing needs any more: its views go; once its home bytes are free and removed, forget().
   void give_up_views(GranuleId id);
   void forget(GranuleId id);
