@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator
 
-from dymem.errors import DymemError, InvalidArgument
+from dymem.errors import DymemError, InvalidArgument, SleepError
 
 _known: dict[str, int] = {}  # tags by name: their numbers in the core
 
@@ -118,8 +119,16 @@ def free_host_slabs(device=None) -> int:
     return sum(pool.free_host_slabs() for _, pool in _pools(device))
 
 
+def _refuse_capture() -> None:
+    """The core sees captures on streams that it knows; the stream that this thread captures may be new to it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise SleepError("dymem: a stream is being captured; call sleep and wake before or after the capture")
+
+
 def _on_each(action: str, device, call, undo=None) -> SleepReport:
     """All devices at once, since each has a link of its own; where one fails, those that did sleep are woken."""
+    _refuse_capture()
     began = time.perf_counter()
     pools = _pools(device)
     done, failure = [], None

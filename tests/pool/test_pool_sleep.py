@@ -280,6 +280,20 @@ def test_the_limit_counts_when_waking(device):
     model.end()
 
 
+def test_a_limit_below_what_is_held_does_not_keep_what_was_freed_asleep(device):
+    model = Model(device, make_pool(device))
+    blocks = engine(model)
+    nap(model, tags=["kv"], keep=[])
+    forget(blocks["kv"])
+    for held in blocks["kv"]:
+        model.free(held)
+    model.pool.set_limit(2 * MIB)  # less than what is awake
+    assert model.pool.wake()["memory_bytes"] == 0
+    assert model.pool.stats()["asleep_bytes"] == 0
+    model.pool.set_limit(0)
+    model.end()
+
+
 def test_remapping_pool_sleeps_too(device):
     model = Model(device, make_pool(device, alias=False))
     blocks = [model.malloc(n * MIB, 0) for n in (3, 5, 9, 2)]
