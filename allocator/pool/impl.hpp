@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/lock.hpp"
+#include "pool/asleep.hpp"
 #include "pool/block_map.hpp"
 #include "pool/counters.hpp"
 #include "pool/debug_heap.hpp"
@@ -61,6 +62,29 @@ struct Pool::Impl {
   void note_peak();
   bool peak_settled() const;
 
+  // --- sleep.cpp
+  SleepReport sleep(const SleepRequest& request);
+  SleepReport wake(const WakeRequest& request);
+  void refuse_sleep() const;
+  void refuse_while_asleep() const;
+  bool touches_sleep(const Block& b) const;  // some of its bytes are asleep
+  std::vector<GranuleId> falling_asleep(const SleepRequest& request, SleepReport* report) const;
+  std::vector<Asleep::Content> kept_contents(const std::vector<GranuleId>& granules, const SleepRequest& request,
+                                             SleepReport* report) const;
+  Status place_contents(std::vector<Asleep::Content>* contents);
+  void give_contents(const std::vector<Asleep::Content>& contents);
+  Status copy_contents(const std::vector<Asleep::Content>& contents, bool to_host);
+  void settle_copies();  // waits for what a failed sleep or wake left under way; throws if the driver still fails
+  void hide_free(GranuleId id);
+  Dormitory::NeedsView views_in_use() const;
+  void waking(const WakeRequest& request, std::vector<GranuleId>* needed, std::vector<GranuleId>* empty) const;
+  bool needs_memory(GranuleId id, const std::vector<bool>& wakes) const;
+  const Block* holder(BlockId id) const;
+  template <class F>
+  void each_part(GranuleId id, F f) const;
+  template <class F>
+  bool all_granules(const Block& b, F f) const;
+
   Driver& driver;
   PoolConfig config;
   StreamTable streams;
@@ -68,6 +92,7 @@ struct Pool::Impl {
   Home home;
   Stitcher stitcher;
   Sticky sticky;
+  Asleep asleep;
   BlockMap held;                     // address -> block that a caller holds
   std::unique_ptr<DebugHeap> debug;  // config.debug: takes the place of all of the above
 
@@ -80,9 +105,11 @@ struct Pool::Impl {
     BlockId id;
     LastUse own;                 // of its own stream, when the caller freed it
     std::vector<LastUse> waits;  // of the others
+    bool asleep = false;         // waits for its granules to wake
   };
   std::vector<Pending> pending;
-  unsigned calls = 0;                     // mallocs, wrapping
+  bool slow_free = false;  // debug mode, or some granules are asleep: a free has to look closer
+  unsigned calls = 0;      // mallocs, wrapping
   unsigned until_poll = 0;  // mallocs until pending blocks are looked at again
 
   Counters counters;               // what every call counts

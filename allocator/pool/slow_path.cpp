@@ -188,6 +188,8 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
 }
 
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
+  refuse_while_asleep();
+  settle_copies();
   stitcher.set_now(counters.handed_out());
   note_peak();
   bool high = mobility == Mobility::temporary;
@@ -307,6 +309,7 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
 Bytes Pool::Impl::trim() {
   if (streams.any_capturing()) return 0;
   Bytes before = reserved();
+  settle_copies();
   streams.synchronize_all();
   progressed();
   space.sweep().expect_ok();

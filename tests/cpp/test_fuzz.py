@@ -38,8 +38,9 @@ def fuzzer(tmp_path_factory):
 
 @pytest.mark.parametrize("seed, runs, steps, bytes, modes", [
     (1, 400, 1500, 0, {}), (10_000, 60, 800, 1, {}), (20_000, 300, 1000, 0, {"FAULTS": "300"}),
-    (30_000, 200, 1000, 0, {"CAPTURE": "1"}),
-], ids=["accounting", "bytes", "faults", "captures"])
+    (30_000, 200, 1000, 0, {"CAPTURE": "1"}), (40_000, 60, 1000, 1, {"SLEEP": "1"}),
+    (50_000, 60, 1000, 1, {"SLEEP": "1", "FAULTS": "3000", "CAPTURE": "1"}),
+], ids=["accounting", "bytes", "faults", "captures", "sleep", "sleep and faults"])
 def test_no_byte_is_lost_or_given_too_early(fuzzer, seed, runs, steps, bytes, modes):
     answer = subprocess.run([str(fuzzer), str(seed), str(runs), str(steps), str(bytes)], capture_output=True, text=True,
                             env={**os.environ, **modes}, timeout=300)
