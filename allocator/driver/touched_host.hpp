@@ -1,5 +1,5 @@
 // Host memory that is there: anonymous pages, huge where the system has them, written once before they are used.
-// A driver pins pages that exist several times faster than it makes pinned ones (decision 0007), and a machine that is
+// A driver pins pages that exist several times faster than it makes pinned ones (decision 0006), and a machine that is
 // short of memory is told so by whoever pins them, not by a fault later.
 #pragma once
 #include "base/units.hpp"
