@@ -22,6 +22,7 @@ Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams
 }
 
 int Home::arena_of(Addr at) const {
+  if (space_.contiguous()) return space_.granule_at(at) != kNone ? kMainArena : -1;
   for (int a = 0; a < Space::kArenas; a++)
     if (at >= arenas_[a].lo && at < arenas_[a].hi) return a;
   return -1;
@@ -182,15 +183,33 @@ Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
   return best;
 }
 
+template <class F>
+void Home::each_run(int arena, Bytes size, bool high, F f) const {
+  const FreeIndex& index = arenas_[arena].index;
+  if (!space_.contiguous() || !marks_rise_) {
+    index.from(size, [&](const FreeIndex::Entry& e) { return f(e, high); });
+    return;
+  }
+  bool endless = false;
+  auto visit = [&](bool want) {
+    return index.from(size, [&](const FreeIndex::Entry& e) {
+      bool is = space_.slabs().ends_at_mark(e.at + e.size);
+      endless |= is;
+      return is == want && f(e, high && !is);
+    });
+  };
+  if (!visit(false) && endless) visit(true);
+}
+
 // What a stream freed and the GPU has not finished with, it can have at once (stream order) and nobody else can. Taking
 // that first leaves what is finished to the streams that could not have the other: a copy stream beside compute then
 // finds memory without waiting for the compute that has just been enqueued (decision 0005).
 Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
   Place found;
   int fits = kOwnFits;
-  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
+  each_run(arena, size, high, [&](const FreeIndex::Entry& e, bool at_end) {
     if (found && e.size > kOwnRunMost * size) return true;
-    if (Place p = fit(e.head, size, by, high)) {
+    if (Place p = fit(e.head, size, by, at_end)) {
       BlockId b = p.head;
       while (blocks_[b].at + blocks_[b].size <= p.at) b = blocks_[b].next;
       p.own = blocks_[b].last_use.stream == by && !streams_.finished(blocks_[b].last_use);
@@ -205,8 +224,8 @@ Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries)
 Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
   if (size >= kOwnMin && streams_.contended()) return own_fit(arena, size, by, high, tries);
   Place found;
-  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
-    found = fit(e.head, size, by, high);
+  each_run(arena, size, high, [&](const FreeIndex::Entry& e, bool at_end) {
+    found = fit(e.head, size, by, at_end);
     return bool(found) || --tries <= 0;
   });
   return found;

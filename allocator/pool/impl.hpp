@@ -1,4 +1,5 @@
-// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), and audit.cpp.
+// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), slab_path.cpp (the
+// contiguous backing's way of both), and audit.cpp.
 // Nothing outside pool/ includes this. Lock: `mutex`, held by every method here unless it says otherwise.
 #pragma once
 #include <mutex>
@@ -19,6 +20,17 @@ namespace dymem {
 constexpr Bytes kStatSmallMax = kMiB;
 // Blocks up to here live in the small arena, in granules of 2 MiB.
 constexpr Bytes kSmallMax = 512 * kKiB;
+
+// How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
+// copies wait. Less saves memory and costs step time: see decision 0005.
+constexpr double kPatience = 0.14;
+// The same, where the wait is expected to take no time: a stream takes memory that another will have finished with by
+// then.
+constexpr double kFreeWaits = 0.04;
+// A callback that always says it freed something must not keep a request from failing.
+constexpr int kReclaimRounds = 4;
+
+[[noreturn]] void refuse_during_capture(Bytes size);
 
 struct Pool::Impl {
   Impl(Driver& driver, const PoolConfig& config);
@@ -41,6 +53,7 @@ struct Pool::Impl {
   BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_guarded(Bytes size, std::unique_lock<Lock>& lock);  // debug mode
   void refused(const Status& s, Bytes asked);  // by the device; throws unless it was for want of memory
+  void look();  // at what has finished by now
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
@@ -56,6 +69,16 @@ struct Pool::Impl {
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
+
+  // --- slab_path.cpp
+  BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
+  BlockId place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slab_fit(Bytes size, StreamIndex by, bool high);
+  BlockId try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to);
+  bool wait_for_run(Bytes size, StreamIndex by);
+  bool add_slab(Bytes size, std::unique_lock<Lock>& lock);
+  bool give_back_idle_slabs();
 
   Driver& driver;
   PoolConfig config;
