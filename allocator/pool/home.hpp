@@ -111,13 +111,17 @@ class Home {
     Bytes gaps = 0;                // unmapped bytes below end, left by what was given back
   };
   // Calls f(entry, high) on the arena's runs of at least `size` bytes, smallest first, until it returns true. In a
-  // contiguous pool a run at a mark that may rise is endless: larger than any other, and without a high end.
+  // contiguous pool a run at a mark that may rise is endless, unless it is exactly as large: larger than any other, and
+  // without a high end.
   template <class F>
   void each_run(int arena, Bytes size, bool high, F f) const;
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
   void list_mixed(BlockId head);
   // Best fit among what `by` freed itself and has not finished with; failing that, best fit.
+  bool own(BlockId b, StreamIndex by) const;
+  // Most of [at, at+size), which begins in free block b: where small blocks lie between large ones, one does not tell.
+  bool mostly_own(BlockId b, Addr at, Bytes size, StreamIndex by) const;
   Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>

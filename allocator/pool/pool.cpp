@@ -39,6 +39,7 @@ void Pool::Impl::count_reserved() {
   Bytes small_bytes = debug ? 0 : space.arena_bytes(kSmallArena);
   std::uint64_t small_granules = debug ? 0 : space.arena_granules(kSmallArena);
   set(stats.reserved_bytes[kAll], std::int64_t(reserved));
+  set(stats.slab_bytes, std::int64_t(space.slabs().held()));
   set(stats.segment[kAll], std::int64_t(granules));
   set(stats.reserved_bytes[kSmall], std::int64_t(small_bytes));
   set(stats.segment[kSmall], std::int64_t(small_granules));
@@ -383,6 +384,7 @@ void Pool::reset_peak_stats() {
   impl_->counters.reset_peak();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_peak();
+  s.slab_bytes.reset_peak();
 }
 
 void Pool::reset_accumulated_stats() {
@@ -391,6 +393,7 @@ void Pool::reset_accumulated_stats() {
   impl_->counters.reset_accumulated();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_accumulated();
+  s.slab_bytes.reset_accumulated();
   s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }

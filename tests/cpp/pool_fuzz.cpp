@@ -5,7 +5,8 @@
 // Spy sits between pool and device and knows which physical bytes lie behind every address. The model says which bytes
 // are held, which streams used them until when, and which stream waits for which. It reports bytes handed out twice,
 // bytes handed to a stream too early, views unmapped while work may use them, broken invariants, leaks.
-// Modes by environment: FAULTS=ppm (random driver failures), CAPTURE=1 (streams are captured now and then), NODEBUG=1.
+// Modes by environment: FAULTS=ppm (random driver failures), CAPTURE=1 (streams are captured now and then), NODEBUG=1,
+// CONTIGUOUS=1 (slabs in every run, else in one of six).
 // Prints "runs N bad M"; exits 1 if M > 0. Each run is one seed: a failing one is replayed with RUNS 1.
 #include <cstdio>
 #include <cstdlib>
@@ -26,8 +27,8 @@ struct Spy : Driver {
   std::unique_ptr<Driver> in;
   EmulatedDriver* em;
   std::map<Addr, std::pair<Bytes, Handle>> views;
-  Addr slab = 0;
-  Bytes slab_size = 0;
+  // A slab is a view of a handle of its own, from here on: a block in two slabs is a block in two allocations.
+  Handle next_slab = ~Handle{0};
   struct Use {
     Handle h;
     Bytes off, n;
@@ -95,17 +96,21 @@ struct Spy : Driver {
   Status export_handle(Handle h, int* f) override { return in->export_handle(h, f); }
   Status set_peer_access(Addr a, Bytes s, int p) override { return in->set_peer_access(a, s, p); }
   Status slab_alloc(Bytes s, Addr* o) override {
+    if (strike()) return {fcode(), "slab_alloc", 1};
     auto r = in->slab_alloc(s, o);
-    if (r.ok()) {
-      slab = *o;
-      slab_size = s;
-      views[*o] = {s, ~0ull};
-    }
+    if (r.ok()) views[*o] = {s, next_slab--};
     return r;
   }
   Status slab_free(Addr b) override {
-    views.clear();
-    return in->slab_free(b);
+    if (strike()) return {Code::failed, "slab_free", 1};
+    auto r = in->slab_free(b);
+    if (!r.ok()) return r;
+    auto it = views.find(b);
+    for (auto& u : uses[it->second.second])
+      if (u.done > in->now()) bad.push_back("slab freed while in use until " + std::to_string(u.done));
+    uses.erase(it->second.second);
+    views.erase(it);
+    return r;
   }
   Status event_create(EventId* o) override {
     if (strike()) return {Code::failed, "event_create", 1};
@@ -178,7 +183,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   EmulatedOptions o;
   o.bytes = bytes;
   o.capacity = (64 + rnd(400)) * kMiB * 1;
-  bool contiguous = rnd(6) == 0;
+  bool contiguous = rnd(6) == 0 || getenv("CONTIGUOUS");
   if (contiguous) o.vmm = rnd(2);
   auto em = make_emulated_driver(o);
   EmulatedDriver* E = em.get();
@@ -195,8 +200,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   bool debug = !contiguous && rnd(10) == 0;
   if (getenv("NODEBUG")) debug = false;
   c.debug = debug;
-  if (contiguous && o.capacity < 200 * kMiB) return 0;
-  if (rnd(2) && !contiguous) c.limit = (32 + rnd(200)) * kMiB;
+  if (rnd(2)) c.limit = (32 + rnd(200)) * kMiB;
   if (rnd(3) == 0) c.grow_slack = 0;
   int faults = getenv("FAULTS") ? (rnd(2) ? atoi(getenv("FAULTS")) : 0) : 0;
   int nstreams = 1 + int(rnd(5));
@@ -327,7 +331,10 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         Bytes size = std::max<Bytes>(512, (sz + 511) / 512 * 512);
         H h{a, size, s, {}, seed << 32 | n};
         Nanos now = E->now();
+        Handle of = 0;
         spy.physical(a, size, [&](Handle hd, Bytes off, Bytes mm, Addr) {
+          if (contiguous && of && of != hd) say("a block lies in two slabs");
+          of = hd;
           auto& iv = owned[hd];
           auto it = iv.lower_bound(off);
           if (it != iv.end() && it->first < off + mm) say("OVERLAP of live bytes");
@@ -377,7 +384,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           if (!faults) say(std::string("trim threw ") + e.what());
         }
       } else if (d < 988) {
-        if (!contiguous) p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
+        p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
       } else if (d < 990) {
         p.set_recorder(rnd(2) ? &rec : nullptr);
       } else if (d < 993) {
@@ -407,8 +414,9 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         if (!debug && c.limit == 0) {
         }
         if (Bytes(st.reserved_bytes[0].current) < Bytes(st.active_bytes[0].current)) say("reserved<active");
-        if (!contiguous && !faults && Bytes(st.reserved_bytes[0].current) != E->physical_in_use())
-          say("reserved != device");
+        const Stat& held = contiguous ? st.slab_bytes : st.reserved_bytes[0];
+        if (!faults && Bytes(held.current) != E->physical_in_use()) say("held != device");
+        if (contiguous && held.current < st.reserved_bytes[0].current) say("marks past slabs");
       }
     }
     for (int k = 0; k < 8; k++) E->set_capturing(100 + k, false);
@@ -425,7 +433,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
     }
     auto st = p.stats();
     if (st.allocated_bytes[0].current || st.pending_bytes.current) say("left over");
-    if (!contiguous && st.reserved_bytes[0].current)
+    if (st.reserved_bytes[0].current || st.slab_bytes.current)
       say("reserved left " + std::to_string(st.reserved_bytes[0].current));
     audit();
     if (getenv("V"))
