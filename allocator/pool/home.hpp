@@ -75,7 +75,8 @@ class Home {
   };
   Rise rise_for(Bytes size, StreamIndex by) const;
   void raise(std::size_t slab, Bytes bytes);  // and makes those bytes free, finished
-  bool slab_idle(std::size_t slab) const;     // wholly free, not pinned, and no work uses it any more
+  bool slab_free(std::size_t slab) const;     // wholly, and not pinned
+  bool slab_idle(std::size_t slab) const;     // … and no work uses it any more
   Status give_back_slab(std::size_t slab);    // an idle one
   // The smallest run of `size` bytes (among the first few) that `by` could use once it had waited for an epoch of `on`
   // that is no later than `most`: that epoch; 0 if there is none.

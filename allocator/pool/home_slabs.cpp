@@ -42,6 +42,12 @@ void Home::raise(std::size_t i, Bytes bytes) {
   insert_free(fresh);
 }
 
+bool Home::slab_free(std::size_t i) const {
+  for (GranuleId id : space_.slabs()[i].cells)
+    if (!space_.granule(id).idle()) return false;
+  return true;
+}
+
 bool Home::slab_idle(std::size_t i) const {
   for (GranuleId id : space_.slabs()[i].cells)
     if (!idle_finished(id)) return false;

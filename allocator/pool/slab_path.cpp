@@ -32,7 +32,7 @@ BlockId Pool::Impl::try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to
   if (!rise || space.reserved() + rise.need > up_to) return kNoBlock;
   Bytes bytes = rise.need;
   // Under a limit the far end is known: all the room there is becomes one run.
-  if (high && config.limit) bytes = std::min(rise.room, round_down(up_to - space.reserved(), kBlockUnit));
+  if (high && config.limit) bytes = std::min(rise.room, round_down(allowance(), kBlockUnit));
   home.raise(rise.slab, bytes);
   count_reserved();
   Place p = bytes > rise.need ? home.best_fit(kMainArena, size, by, high, kAllTries) : home.at(rise.at, size, by);
@@ -66,8 +66,14 @@ bool Pool::Impl::add_slab(Bytes size, std::unique_lock<Lock>& lock) {
   return false;
 }
 
+// Slabs that hold nothing, once all work is done. Waits only if there are any.
 bool Pool::Impl::give_back_idle_slabs() {
   bool any = false;
+  for (std::size_t i = 0; i < space.slabs().size(); i++) any |= home.slab_free(i);
+  if (!any) return false;
+  streams.synchronize_all();
+  progressed();
+  any = false;
   for (std::size_t i = space.slabs().size(); i-- > 0;) {
     if (!home.slab_idle(i)) continue;
     Status s = home.give_back_slab(i);
