@@ -2,8 +2,9 @@
 //
 // A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless, so
 // it is the last choice (decision 0006). Only then do marks rise, and only when no slab has room is a further one taken.
-// Movable and untagged blocks lie at the low end of their run, temporary ones at its high end. In the endless run that end
-// is where the limit stops the mark; without a limit there is none, and they lie low too.
+// Movable and untagged blocks lie at the low end of their run. Temporary ones lie at its high end if there is a limit: the
+// endless run then ends where the limit stops the mark, and the two kinds grow towards one another. Without a limit
+// nobody knows where that is, and they lie low too: at the high ends of holes alone they cost more than they save.
 // Waiting for other streams has its place between: see below. Cost: the fast path is one best fit.
 #include <cstdio>
 
@@ -17,7 +18,7 @@ constexpr int kAllTries = 1 << 20;
 constexpr int kSlabRounds = 4;
 
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
-  bool high = mobility == Mobility::temporary;
+  bool high = mobility == Mobility::temporary && config.limit;
   if (Place p = home.best_fit(kMainArena, size, by, high)) return home.take(p, size, BlockKind::live);
   return place_in_slab_slow(size, by, high, lock);
 }
@@ -32,7 +33,7 @@ BlockId Pool::Impl::try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to
   if (!rise || space.reserved() + rise.need > up_to) return kNoBlock;
   Bytes bytes = rise.need;
   // Under a limit the far end is known: all the room there is becomes one run.
-  if (high && config.limit) bytes = std::min(rise.room, round_down(allowance(), kBlockUnit));
+  if (high) bytes = std::min(rise.room, round_down(allowance(), kBlockUnit));
   home.raise(rise.slab, bytes);
   count_reserved();
   Place p = bytes > rise.need ? home.best_fit(kMainArena, size, by, high, kAllTries) : home.at(rise.at, size, by);
