@@ -30,8 +30,8 @@ class PoolMachine(RuleBasedStateMachine):
     held = Bundle("held")
 
     @initialize(shape=st.sampled_from(["stitch", "stitch", "stitch", "remap", "contiguous", "contiguous", "debug"]),
-                lag=st.sampled_from([0, 0, 50]), slack=st.sampled_from([0, 8 * MIB]))
-    def start(self, shape, lag, slack):
+                lag=st.sampled_from([0, 0, 50]), slack=st.sampled_from([0, 8 * MIB]), small_slab=st.booleans())
+    def start(self, shape, lag, slack, small_slab):
         self.device = Device()
         self.device.set_lag(lag)
         self.contiguous = shape == "contiguous"
@@ -39,6 +39,10 @@ class PoolMachine(RuleBasedStateMachine):
                               debug=shape == "debug", grow_slack=slack)
         self.model = Model(self.device, self.pool, lag)
         self.limit = 0
+        if self.contiguous and small_slab:  # so that further ones follow
+            self.pool.set_limit(16 * MIB)
+            self.model.free(self.model.malloc(1, 0))
+            self.pool.set_limit(0)
 
     def teardown(self):
         if not hasattr(self, "model"):
