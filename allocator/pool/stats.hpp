@@ -28,7 +28,7 @@ using StatArray = Stat[kStatPools];
 
 struct PoolStats {
   StatArray allocation;                // blocks held by callers (count)
-  StatArray segment;                   // granules held of the device (count)
+  StatArray segment;                   // granules (contiguous: slabs) held of the device (count)
   StatArray active;                    // blocks held or pending (count)
   StatArray inactive_split;            // free blocks (count)
   StatArray allocated_bytes;           // live bytes
