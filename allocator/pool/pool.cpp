@@ -20,10 +20,12 @@ Pool::Impl::Impl(Driver& d, const PoolConfig& c)
       streams(d),
       space(d, c.backing),
       home(space, streams),
-      stitcher(space, home, streams) {
+      stitcher(space, home, streams),
+      asleep(space, d) {
   if (c.debug) {
     if (!d.has_vmm()) throw InvalidArgument("dymem: debug:on needs a device with virtual memory management");
     debug = std::make_unique<DebugHeap>(d);
+    slow_free = true;
   }
   if (space.contiguous()) config.alias = false;
 }
@@ -101,6 +103,7 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   b.slack = std::uint16_t(size - bytes);
   b.last_use.stream = by;
   b.mobility = std::uint8_t(mobility);
+  b.tag = current_tag;
   held.insert(b.at, id);
   counters.up(part(size), size, bytes);
   Addr at = b.at;
@@ -164,8 +167,8 @@ void Pool::Impl::free(Addr address) {
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
   if (__builtin_expect(b.pins != 0, 0)) pin_granules(b, -int(b.pins));
-  if (__builtin_expect(b.uses != 0 || debug, 0)) {
-    Pending p{id, use, {}};
+  if (__builtin_expect(b.uses != 0 || slow_free, 0)) {
+    Pending p{id, use, {}, !debug && slow_free && touches_sleep(b)};
     if (b.uses) {
       std::uint32_t u = b.uses - 1;
       for (StreamIndex s : uses[u].streams)
@@ -176,7 +179,7 @@ void Pool::Impl::free(Addr address) {
     }
     // A guarded block's mapping goes with it, so it waits for its own stream too.
     if (debug) p.waits.push_back(streams.fence(use.stream));
-    if (!p.waits.empty()) {
+    if (!p.waits.empty() || p.asleep) {
       counters.pend(part(size), size);
       counters.down(part(size), size, b.requested());
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
@@ -190,6 +193,7 @@ void Pool::Impl::free(Addr address) {
 }
 
 void Pool::Impl::housekeep() {
+  note_peak();
   if (!stitcher.views()) return;
   stitcher.set_now(counters.handed_out());
   if (stitcher.waits_to_retire() && streams.poll()) progressed();
@@ -206,7 +210,7 @@ void Pool::Impl::complete_pending() {
   // Taken out first, in one pass; the order in which callers freed them stays.
   auto waits = [&](Pending& p) {
     std::erase_if(p.waits, [&](LastUse u) { return streams.finished(u); });
-    return !p.waits.empty();
+    return p.asleep || !p.waits.empty();
   };
   auto first = std::find_if_not(pending.begin(), pending.end(), waits);
   if (first == pending.end()) return;
@@ -245,6 +249,7 @@ Pool::Pool(Driver& driver, const PoolConfig& config) : impl_(std::make_unique<Im
 Pool::~Pool() {
   // Whoever destroys a pool has finished with its memory; the driver may still have work under way.
   try {
+    impl_->settle_copies();
     impl_->streams.synchronize_all();
   } catch (const Error&) {
   }
@@ -371,7 +376,14 @@ PoolStats Pool::stats() const {
   s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
   s.inactive_split[kSmall].current = std::int64_t(impl_->home.index(kSmallArena).size());
   s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
+  s.asleep_bytes = impl_->asleep.dormitory.bytes();
+  s.host_bytes = impl_->asleep.stage.bytes();
   s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
+  if (s.asleep_bytes) {  // occupied blocks without memory: what is free is counted itself
+    s.inactive_split_bytes[kAll].current = 0;
+    for (int a = 0; a < Space::kArenas; a++)
+      s.inactive_split_bytes[kAll].current += std::int64_t(impl_->home.free_bytes(a));
+  }
   s.inactive_split_bytes[kSmall].current = std::int64_t(impl_->home.free_bytes(kSmallArena));
   s.inactive_split_bytes[kLarge].current =
       s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;

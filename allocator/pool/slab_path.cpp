@@ -1,7 +1,7 @@
 // Placement on the contiguous backing: one address-ordered best fit over everything; no aliases, no arenas.
 //
 // A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless, so
-// it is the last choice (decision 0006). Only then do marks rise, and only when no slab has room is a further one taken.
+// it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one taken.
 // Movable and untagged blocks lie at the low end of their run. Temporary ones lie at its high end if there is a limit: the
 // endless run then ends where the limit stops the mark, and the two kinds grow towards one another. Without a limit
 // nobody knows where that is, and they lie low too: at the high ends of holes alone they cost more than they save.
@@ -85,28 +85,10 @@ bool Pool::Impl::give_back_idle_slabs() {
   return any;
 }
 
-// A mark that would rise past the budget for want of a run that another stream freed: its work may be waited for, on the
-// device, by the rules of decision 0005. False if there is no such run, or marks may still rise instead.
-bool Pool::Impl::wait_for_run(Bytes size, StreamIndex by) {
-  if (!config.wait || streams.single() || streams.any_capturing()) return false;
-  Bytes risen = space.reserved() + home.rise_for(size, by).need;
-  auto wait = [&](StreamIndex on, Epoch most) {
-    Epoch epoch = most ? home.run_after(size, by, on, most) : 0;
-    if (!epoch || !streams.make_wait_for(by, {on, epoch})) return false;
-    stats.num_stream_waits++;
-    return true;
-  };
-  if (risen > above_peak(kFreeWaits))
-    for (std::size_t on = 0; on < streams.size(); on++)
-      if (wait(StreamIndex(on), streams.passed_by_then(by, StreamIndex(on)))) return true;
-  StreamIndex on = streams.busiest();
-  return risen > above_peak(kPatience) && on != by && wait(on, streams.closed_epoch(on));
-}
-
 BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock) {
   BlockId id = try_slab_fit(size, by, high);
   if (id == kNoBlock) id = try_raise(size, by, high, budget(size));
-  if (id == kNoBlock && wait_for_run(size, by)) id = try_slab_fit(size, by, high);
+  if (id == kNoBlock && wait_for_run(home.rise_for(size, by).need, size, by)) id = try_slab_fit(size, by, high);
   if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
   for (int round = 0; id == kNoBlock && round < kSlabRounds && !streams.any_capturing() && add_slab(size, lock); round++) {
     id = try_slab_fit(size, by, high);
@@ -123,6 +105,7 @@ BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, st
     refuse_during_capture(size);
   }
   look();
+  note_peak();
   BlockId id = try_slabs(size, by, high, lock);
   if (id != kNoBlock) return id;
 

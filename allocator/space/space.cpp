@@ -73,6 +73,13 @@ void Space::count_home(const Granule& g, int by) {
   arena_bytes_[a] += Bytes(std::int64_t(by) * std::int64_t(g.size));
 }
 
+void Space::count_memory(const Granule& g, int by) {
+  count_home(g, by);
+  reserved_ += Bytes(std::int64_t(by) * std::int64_t(g.size));
+  granule_count_ += std::size_t(std::ptrdiff_t(by));
+  (by > 0 ? created_ : destroyed_)++;
+}
+
 void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
   for (std::uint64_t i = (at - base_) / kGranuleUnit, n = i + size / kGranuleUnit; i < n; i++) slot_[i] = value;
 }

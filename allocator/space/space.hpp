@@ -110,11 +110,13 @@ class Space {
   Status sweep() { return leftovers_.empty() ? Status{} : leftovers_.sweep(); }
 
  private:
+  friend class Dormitory;
   GranuleId cell_at(Addr at) const {
     std::size_t i = slabs_.below_mark(at);
     return i == Slabs::kNoSlab ? kNone : slabs_[i].cells[(at - slabs_[i].base) / kCell];
   }
   GranuleId make_granule();
+  void count_memory(const Granule& g, int by);  // the granule's memory was made (1) or given to the device (-1)
   void count_view(Bytes size);
   void uncount_view(Bytes size);
   void set_slots(Addr at, Bytes size, std::uint32_t value);
