@@ -143,6 +143,23 @@ std::vector<std::string> Pool::audit() const {
     same("reserved bytes in the statistics", std::int64_t(reserved), stats.reserved_bytes[kAll].current);
     same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending + fillers));
 
+    Bytes marks = 0, held = 0;
+    for (std::size_t i = 0; i < p.space.slabs().size(); i++) {
+      const Slab& slab = p.space.slabs()[i];
+      marks += slab.mark;
+      held += slab.size;
+      if (slab.mark > slab.size) broken.push_back("S1: a slab's mark lies past its end");
+      for (Addr edge : {slab.base, slab.end()}) {  // no block begins before the slab or ends past its mark
+        BlockId id = slab.mark ? p.home.covering(edge == slab.base ? edge : edge - 1) : kNoBlock;
+        if (id == kNoBlock) continue;
+        const Block& b = p.home.block(id);
+        if (b.at < slab.base || b.at + b.size > slab.end() || (edge == slab.base ? b.prev : b.next) != kNoBlock)
+          broken.push_back("S2: a block or a link leaves its slab");
+      }
+    }
+    if (p.space.contiguous()) same("bytes below marks (S1)", std::int64_t(marks), std::int64_t(reserved));
+    same("bytes of slabs", std::int64_t(held), stats.slab_bytes.current);
+
     p.home.audit(&broken);
     p.stitcher.audit(&broken);
   }

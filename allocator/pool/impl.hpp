@@ -1,4 +1,5 @@
-// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), waits.cpp and audit.cpp.
+// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), slab_path.cpp (the
+// contiguous backing's way of both), waits.cpp and audit.cpp.
 // Nothing outside pool/ includes this. Lock: `mutex`, held by every method here unless it says otherwise.
 #pragma once
 #include <mutex>
@@ -21,6 +22,11 @@ constexpr Bytes kStatSmallMax = kMiB;
 // Blocks up to here live in the small arena, in granules of 2 MiB.
 constexpr Bytes kSmallMax = 512 * kKiB;
 
+// A callback that always says it freed something must not keep a request from failing.
+constexpr int kReclaimRounds = 4;
+
+[[noreturn]] void refuse_during_capture(Bytes size);
+
 struct Pool::Impl {
   Impl(Driver& driver, const PoolConfig& config);
 
@@ -42,6 +48,7 @@ struct Pool::Impl {
   BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_guarded(Bytes size, std::unique_lock<Lock>& lock);  // debug mode
   void refused(const Status& s, Bytes asked);  // by the device; throws unless it was for want of memory
+  void look();  // at what has finished by now
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
@@ -55,9 +62,18 @@ struct Pool::Impl {
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
 
+  // --- slab_path.cpp
+  BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
+  BlockId place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slab_fit(Bytes size, StreamIndex by, bool high);
+  BlockId try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to);
+  bool add_slab(Bytes size, std::unique_lock<Lock>& lock);
+  bool give_back_idle_slabs();
   // --- waits.cpp: before growing past the budget by `fresh` bytes
   bool wait_where_free(Bytes fresh, StreamIndex by);
   bool wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by);
+  bool wait_for_run(Bytes fresh, Bytes size, StreamIndex by);  // contiguous backing
   Bytes above_peak(double share) const;
   void note_peak();
   bool peak_settled() const;

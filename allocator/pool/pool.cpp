@@ -18,7 +18,7 @@ Pool::Impl::Impl(Driver& d, const PoolConfig& c)
     : driver(d),
       config(c),
       streams(d),
-      space(d, c.backing, c.limit),
+      space(d, c.backing),
       home(space, streams),
       stitcher(space, home, streams),
       asleep(space, d) {
@@ -36,10 +36,12 @@ void Pool::Impl::count_reserved() {
     else if (now < s.current) s.decrease(s.current - now);
   };
   Bytes reserved = this->reserved();
+  home.let_marks_rise(allowance() != 0);
   std::uint64_t granules = debug ? debug->mappings() : space.granule_count();
   Bytes small_bytes = debug ? 0 : space.arena_bytes(kSmallArena);
   std::uint64_t small_granules = debug ? 0 : space.arena_granules(kSmallArena);
   set(stats.reserved_bytes[kAll], std::int64_t(reserved));
+  set(stats.slab_bytes, std::int64_t(space.slabs().held()));
   set(stats.segment[kAll], std::int64_t(granules));
   set(stats.reserved_bytes[kSmall], std::int64_t(small_bytes));
   set(stats.segment[kSmall], std::int64_t(small_granules));
@@ -51,6 +53,7 @@ void Pool::Impl::count_reserved() {
 
 BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
+  if (space.contiguous()) return place_in_slab(size, by, mobility, lock);
   bool high = mobility == Mobility::temporary;
   if (size <= kSmallMax) {
     if (Place p = home.best_fit(kSmallArena, size, by, high)) return home.take(p, size, BlockKind::live);
@@ -313,6 +316,7 @@ void Pool::unpin(Addr address) {
 void Pool::set_limit(Bytes limit) {
   std::lock_guard lock(impl_->mutex);
   impl_->config.limit = limit;
+  impl_->home.let_marks_rise(impl_->allowance() != 0);
 }
 
 Bytes Pool::limit() const {
@@ -355,7 +359,7 @@ Bytes Pool::largest_free(StreamId stream) const {
   Impl& p = *impl_;
   if (p.debug) return 0;
   StreamIndex by = p.streams.index(stream);
-  if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax) return n;
+  if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax || p.space.contiguous()) return n;
   return std::min(p.home.largest(kSmallArena, by), kSmallMax);
 }
 
@@ -392,6 +396,7 @@ void Pool::reset_peak_stats() {
   impl_->counters.reset_peak();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_peak();
+  s.slab_bytes.reset_peak();
 }
 
 void Pool::reset_accumulated_stats() {
@@ -400,6 +405,7 @@ void Pool::reset_accumulated_stats() {
   impl_->counters.reset_accumulated();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_accumulated();
+  s.slab_bytes.reset_accumulated();
   s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }

@@ -59,7 +59,8 @@ class Pool {
   // Work already enqueued on `stream` uses the block too: freeing it will wait for that work.
   void record_stream(Addr address, StreamId stream);
 
-  // Give idle granules back to the device (PyTorch's empty_cache); returns bytes given back.
+  // Give idle granules (contiguous: wholly idle slabs) back to the device, PyTorch's empty_cache; returns by how many
+  // bytes reserved fell.
   Bytes trim();
   // Never moved, stitched or given back from now on: captured, registered, exported or peer-shared memory.
   void pin(Addr address);

@@ -6,7 +6,8 @@
 // are held, which streams used them until when, and which stream waits for which. It reports bytes handed out twice,
 // bytes handed to a stream too early, views unmapped while work may use them, broken invariants, leaks.
 // Modes by environment: FAULTS=ppm (random driver failures), CAPTURE=1 (streams are captured now and then), NODEBUG=1,
-// SLEEP=1 (the pool falls asleep now and then, wholly or by tag, and wakes some time later).
+// CONTIGUOUS=1 (slabs in every run, else in one of six), SLEEP=1 (the pool falls asleep now and then, wholly or by tag,
+// and wakes some time later).
 // Prints "runs N bad M"; exits 1 if M > 0. Each run is one seed: a failing one is replayed with RUNS 1.
 #include <cstdio>
 #include <cstdlib>
@@ -27,8 +28,8 @@ struct Spy : Driver {
   std::unique_ptr<Driver> in;
   EmulatedDriver* em;
   std::map<Addr, std::pair<Bytes, Handle>> views;
-  Addr slab = 0;
-  Bytes slab_size = 0;
+  // A slab is a view of a handle of its own, from here on: a block in two slabs is a block in two allocations.
+  Handle next_slab = ~Handle{0};
   struct Use {
     Handle h;
     Bytes off, n;
@@ -113,17 +114,21 @@ struct Spy : Driver {
     return in->synchronize();
   }
   Status slab_alloc(Bytes s, Addr* o) override {
+    if (strike()) return {fcode(), "slab_alloc", 1};
     auto r = in->slab_alloc(s, o);
-    if (r.ok()) {
-      slab = *o;
-      slab_size = s;
-      views[*o] = {s, ~0ull};
-    }
+    if (r.ok()) views[*o] = {s, next_slab--};
     return r;
   }
   Status slab_free(Addr b) override {
-    views.clear();
-    return in->slab_free(b);
+    if (strike()) return {Code::failed, "slab_free", 1};
+    auto r = in->slab_free(b);
+    if (!r.ok()) return r;
+    auto it = views.find(b);
+    for (auto& u : uses[it->second.second])
+      if (u.done > in->now()) bad.push_back("slab freed while in use until " + std::to_string(u.done));
+    uses.erase(it->second.second);
+    views.erase(it);
+    return r;
   }
   Status event_create(EventId* o) override {
     if (strike()) return {Code::failed, "event_create", 1};
@@ -225,7 +230,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   EmulatedOptions o;
   o.bytes = bytes;
   o.capacity = (64 + rnd(400)) * kMiB * 1;
-  bool contiguous = rnd(6) == 0;
+  bool contiguous = rnd(6) == 0 || getenv("CONTIGUOUS");
   if (contiguous) o.vmm = rnd(2);
   auto em = make_emulated_driver(o);
   EmulatedDriver* E = em.get();
@@ -242,8 +247,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   bool debug = !contiguous && rnd(10) == 0;
   if (getenv("NODEBUG")) debug = false;
   c.debug = debug;
-  if (contiguous && o.capacity < 200 * kMiB) return 0;
-  if (rnd(2) && !contiguous) c.limit = (32 + rnd(200)) * kMiB;
+  if (rnd(2)) c.limit = (32 + rnd(200)) * kMiB;
   if (rnd(3) == 0) c.grow_slack = 0;
   int faults = getenv("FAULTS") ? (rnd(2) ? atoi(getenv("FAULTS")) : 0) : 0;
   int nstreams = 1 + int(rnd(5));
@@ -446,7 +450,10 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         Bytes size = std::max<Bytes>(512, (sz + 511) / 512 * 512);
         H h{a, size, s, {}, seed << 32 | n, tag};
         Nanos now = E->now();
+        Handle of = 0;
         spy.physical(a, size, [&](Handle hd, Bytes off, Bytes mm, Addr) {
+          if (contiguous && of && of != hd) say("a block lies in two slabs");
+          of = hd;
           auto& iv = owned[hd];
           auto it = iv.lower_bound(off);
           if (it != iv.end() && it->first < off + mm) say("OVERLAP of live bytes");
@@ -496,7 +503,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           if (!faults) say(std::string("trim threw ") + e.what());
         }
       } else if (d < 988) {
-        if (!contiguous) p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
+        p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
       } else if (d < 990) {
         p.set_recorder(rnd(2) ? &rec : nullptr);
       } else if (d < 993) {
@@ -527,8 +534,9 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         }
         if (!st.asleep_bytes && Bytes(st.reserved_bytes[0].current) < Bytes(st.active_bytes[0].current))
           say("reserved<active");
-        if (!contiguous && !faults && Bytes(st.reserved_bytes[0].current) != E->physical_in_use())
-          say("reserved != device");
+        const Stat& held = contiguous ? st.slab_bytes : st.reserved_bytes[0];
+        if (!faults && Bytes(held.current) != E->physical_in_use()) say("held != device");
+        if (contiguous && held.current < st.reserved_bytes[0].current) say("marks past slabs");
       }
     }
     for (int k = 0; k < 8; k++) E->set_capturing(100 + k, false);
@@ -555,7 +563,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
     }
     auto st = p.stats();
     if (st.allocated_bytes[0].current || st.pending_bytes.current) say("left over");
-    if (!contiguous && st.reserved_bytes[0].current)
+    if (st.reserved_bytes[0].current || st.slab_bytes.current)
       say("reserved left " + std::to_string(st.reserved_bytes[0].current));
     audit();
     if (getenv("V"))

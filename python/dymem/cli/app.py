@@ -64,12 +64,14 @@ def _replay(
                           help="Grow to (1 + R) x the peak of occupied bytes before stitching.")] = None,
     grow_slack: Annotated[Optional[str], typer.Option("--grow-slack", metavar="BYTES", show_default=False,
                           help="Bytes to grow beyond that.")] = None,
+    mobility: Annotated[str, typer.Option(metavar="recorded|hindsight", help="Classes of blocks as the trace has them "
+                        "(snapshots have none), or what a perfect rule would have said of each.")] = "recorded",
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
-    raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit,
+    raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,
                                  config={key: value for key, value in given.items() if value is not None}))
 
 
