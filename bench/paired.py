@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from train import OTHER_END_GONE, median
+from train import ALLOCATORS, OTHER_END_GONE, Dymem, median
 from trainer import Trainer
 
 HERE = Path(__file__).resolve().parent
@@ -110,6 +110,10 @@ class Budget:
         return max(5.0, self.end - time.monotonic())
 
 
+def is_dymem(allocator: str) -> bool:
+    return isinstance(ALLOCATORS[allocator], Dymem)
+
+
 def train(workload: str, allocators: list[str], options: argparse.Namespace, budget: Budget,
           deterministic: bool = False) -> list[dict]:
     """Trains under all of `allocators` at once, steps taking turns; what each measured, in the order given."""
@@ -121,7 +125,7 @@ def train(workload: str, allocators: list[str], options: argparse.Namespace, bud
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         trainers = [stack.enter_context(Trainer(
-            workload, allocator, *more, *(["--conf", options.conf] if options.conf and allocator == "dymem" else []),
+            workload, allocator, *more, *(["--conf", options.conf] if options.conf and is_dymem(allocator) else []),
             seconds=budget.left())) for allocator in allocators]
         going = all([trainer.ready() for trainer in trainers])
         turns = trainers
@@ -216,6 +220,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-losses", action="store_true", help="leave out the deterministic pair")
     options = parser.parse_args(argv)
     options.allocators = options.allocators.split(",")
+    for name in options.allocators:
+        if name not in ALLOCATORS:
+            parser.error(f"there is no allocator '{name}'; there are {', '.join(ALLOCATORS)}")
     if len(options.allocators) != 2 or options.pairs < 1:
         parser.error("--allocators takes two names, --pairs at least 1")
     return options
