@@ -15,55 +15,19 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import sys
 import time
 from pathlib import Path
 
-from train import ALLOCATORS, OTHER_END_GONE, Dymem, median
+from train import ALLOCATORS, OTHER_END_GONE, Dymem
 from trainer import Trainer
 
+from dymem.compare.figures import Pair, median, overhead, pair_ratio, step_ratio, upper_bound
+
 HERE = Path(__file__).resolve().parent
-RESAMPLES = 4000
 
 
 # --- figures (pure)
-
-
-def quantile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-Pair = tuple[list[float], list[float]]  # warm step times under A and under B; step i is the same work in both
-
-
-def pair_ratio(pair: Pair) -> float:
-    base, other = pair
-    return sum(other) / sum(base)
-
-
-def step_ratio(pairs: list[Pair]) -> float:
-    """Median over pairs and steps of B / A: what a typical step sees, blind to rare slow ones."""
-    return median([b / a for base, other in pairs for a, b in zip(base, other)])
-
-
-def upper_bound(pairs: list[Pair], level: float = 0.95, seed: int = 0) -> float:
-    """Bootstrap: pairs are drawn with replacement, steps within each too; the `level` quantile of the median ratio."""
-    rng = random.Random(seed)
-    medians = []
-    for _ in range(RESAMPLES):
-        ratios = []
-        for _ in pairs:
-            base, other = rng.choice(pairs)
-            steps = [rng.randrange(len(base)) for _ in base]
-            ratios.append(sum(other[i] for i in steps) / sum(base[i] for i in steps))
-        medians.append(median(ratios))
-    return quantile(medians, level)
-
-
-def overhead(reserved: int, occupied: int) -> float | None:
-    return reserved / occupied - 1 if occupied else None
 
 
 def summarise(runs: list[dict], check: dict[str, dict]) -> dict:

@@ -25,11 +25,12 @@ from typing import Callable
 if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
+from dymem.compare.figures import median  # noqa: E402
+from dymem.errors import DymemError  # noqa: E402
 from dymem.rivals import ALLOCATORS, Allocator, child_environment, exhausted  # noqa: E402
 from dymem.rivals.call_cost import call_ns  # noqa: E402
 from dymem.rivals.history import History  # noqa: E402
 from dymem.rivals.of_dymem import Dymem  # noqa: E402
-from dymem.errors import DymemError  # noqa: E402
 
 OTHER_END_GONE = "the other end of --lockstep has gone"
 WARM_FROM = 3  # iterations before this one warm caches, clocks and allocators
@@ -145,12 +146,6 @@ def build_step(workload, seed: int = 0, phase: Callable[[str], None] = lambda ph
     gc.collect()
     gc.freeze()  # else Python looks through the whole model now and then: 0.1 s in whichever step it happens
     return step
-
-
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def calls_per_step(calls: list[int | None], warm_from: int) -> float | None:

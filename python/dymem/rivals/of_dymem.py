@@ -33,4 +33,8 @@ class Dymem(Allocator):
         dymem.install(self.configuration(limit_bytes))
 
     def usage(self) -> dict[str, int | None]:
-        return torch_usage()
+        import dymem
+        import torch
+
+        # On the emulated driver PyTorch never starts CUDA, and answers nothing.
+        return torch_usage(None if torch.cuda.is_initialized() else dymem.memory_stats())
