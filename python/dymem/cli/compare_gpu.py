@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import subprocess
@@ -24,6 +25,9 @@ from dymem.compare import capped, card, pictures, script, training
 from dymem.errors import DymemError, InvalidArgument
 from dymem.rivals import ALLOCATORS
 from dymem.rivals.of_dymem import Dymem
+
+
+Record = Callable[[str, str, Path], "str | None"]  # workload, allocator, file to write; why it could not
 
 
 @dataclasses.dataclass
@@ -77,7 +81,7 @@ def compare_training(asked: Asked) -> int:
             rows.append(_with_missing(row, missing))
             say("")
             write_json(asked.json_file, _content(asked, rows, missing))  # what was measured stays if the rest is cut off
-    return _finish(asked, rows, names, missing)
+    return _finish(asked, rows, names, missing, functools.partial(training.record_history, session=session))
 
 
 def compare_script(program: list[str], asked: Asked) -> int:
@@ -93,7 +97,8 @@ def compare_script(program: list[str], asked: Asked) -> int:
     names, missing = _prepared(asked.allocators)
     with _saying(0) as say:
         row = script.measure(program, names, asked.repeats or 3, asked.seconds, say)
-    return _finish(asked, [_with_missing(row, missing)], names, missing)
+    return _finish(asked, [_with_missing(row, missing)], names, missing,
+                   lambda _, name, target: script.record_history(program, name, target, asked.seconds))
 
 
 def _workloads(option: str) -> list[str]:
@@ -109,10 +114,14 @@ def _prepared(wanted: list[str] | None) -> tuple[list[str], dict[str, str]]:
     if not names:
         raise InvalidArgument(" ".join(dict.fromkeys(missing.values())))
     if any(isinstance(ALLOCATORS[name], Dymem) for name in names):
-        # Compiled once, before anything is timed. What fails here fails again in dymem's own rows, and is said there.
-        subprocess.run([sys.executable, "-c", "import torch; from dymem import _adapter_build; _adapter_build.load(torch)"],
-                       capture_output=True)
+        build_adapter()
     return names, missing
+
+
+def build_adapter() -> None:
+    """Once, before anything is timed. What fails here fails again in dymem's own rows, and is said there."""
+    subprocess.run([sys.executable, "-c", "import torch; from dymem import _adapter_build; _adapter_build.load(torch)"],
+                   capture_output=True)
 
 
 @contextlib.contextmanager
@@ -152,7 +161,7 @@ def _content(asked: Asked, rows: list[dict], missing: dict[str, str]) -> dict:
             "dymem": __version__}
 
 
-def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str, str]) -> int:
+def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str, str], record: Record) -> int:
     """Tables, pictures, page and JSON; the exit code."""
     parts: list[Part] = []
     for row in rows:
@@ -167,7 +176,7 @@ def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str,
         complain(sentence)
     with pictures_in(asked) as folder:
         if folder is not None:
-            parts = _with_pictures(asked, rows, parts, names, folder)
+            parts = _with_pictures(asked, rows, parts, names, folder, record)
         write_page(asked.html_file, "dymem compare", [*parts, *told, *failed])
     write_json(asked.json_file, _content(asked, rows, missing))
     return 1 if failed else 0
@@ -189,14 +198,15 @@ def pictures_in(asked: Asked) -> Iterator[Path | None]:
         yield None
 
 
-def _with_pictures(asked: Asked, rows: list[dict], tables: list[Part], names: list[str], folder: Path) -> list[Part]:
+def _with_pictures(asked: Asked, rows: list[dict], tables: list[Part], names: list[str], folder: Path,
+                   record: Record) -> list[Part]:
     """The tables, each followed by its picture. A picture that cannot be made costs a sentence, no more."""
     parts: list[Part] = []
     shown = [row for row in rows if "error" not in row]
     for row, table in zip(shown, tables):
         parts.append(table)
         try:
-            parts += _caps_drawn(row, folder) if asked.caps else _addresses_drawn(row, names, folder, asked.seconds)
+            parts += _caps_drawn(row, folder) if asked.caps else _addresses_drawn(row, names, folder, record)
         except DymemError as error:
             complain(error)
     return parts
@@ -208,11 +218,8 @@ def _caps_drawn(row: dict, folder: Path) -> list[Part]:
     return [target]
 
 
-def _addresses_drawn(row: dict, names: list[str], folder: Path, seconds: float) -> list[Part]:
+def _addresses_drawn(row: dict, names: list[str], folder: Path, record: Record) -> list[Part]:
     """One extra short run for each allocator with a history."""
-    if row["workload"].endswith(".py"):
-        return ["Addresses over time are drawn for bundled workloads; for a script of yours, dymem plot SNAPSHOT draws them."]
-    session = training.Session(0, seconds)
     files, told = [], []
     with tempfile.TemporaryDirectory() as scratch, _saying(0) as say:
         for name in names:
@@ -222,7 +229,7 @@ def _addresses_drawn(row: dict, names: list[str], folder: Path, seconds: float) 
             elif "error" not in row[name]:
                 say(f"{row['workload']} under {name}, recording addresses")
                 file = Path(scratch) / f"{name}.{'dymem' if isinstance(allocator, Dymem) else 'pickle'}"
-                failed = training.record_history(row["workload"], name, file, session)
+                failed = record(row["workload"], name, file)
                 told += [failed] if failed else []
                 files += [] if failed else [(name, file)]
         target = folder / f"addresses-{row['workload']}.png"

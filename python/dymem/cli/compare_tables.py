@@ -36,7 +36,9 @@ def _reserved(cell: Mapping) -> str:
 
 
 def _failed(cell: Mapping) -> Text:
-    return Text("not here", "yellow") if cell.get("missing") else Text("failed", "red")
+    if cell.get("missing"):
+        return Text("not here", "yellow")
+    return Text("out of memory" if "out_of_memory" in cell else "failed", "red")
 
 
 def _driver_calls(cell: Mapping) -> str:

@@ -144,7 +144,7 @@ def record_history(workload: str, name: str, target: Path, session: Session) -> 
     command = [sys.executable, str(session.train), workload, "--allocator", name, "--iterations",
                str(HISTORY_ITERATIONS), "--history", str(target)]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=session.left())
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=max(60.0, session.left()))
     except subprocess.TimeoutExpired:
         return f"{workload} under {name}: no picture of addresses, the time was spent."
     if run.returncode != 0 or not target.exists():
