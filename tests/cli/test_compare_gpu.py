@@ -27,9 +27,6 @@ def on_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(fakes.FAKE_TRAIN)
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log.txt"))
     monkeypatch.setattr(training, "TRAIN", tmp_path / "train.py")
-    monkeypatch.setattr(training.Session, "train", tmp_path / "train.py")
-    monkeypatch.setattr(training.Session.__init__, "__defaults__", (*training.Session.__init__.__defaults__[:-1],
-                                                                    tmp_path / "train.py"))
     monkeypatch.setattr(card, "gpu_count", lambda: 1)
     monkeypatch.setattr(card, "total_bytes", lambda: 80 << 30)
     find = importlib.util.find_spec

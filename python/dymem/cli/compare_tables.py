@@ -51,16 +51,17 @@ def side_by_side_table(row: Mapping) -> Table:
     fastest = row["fastest_rival"]
     rival = ALLOCATORS[fastest].title if fastest else "the fastest"
     table = new_table(f"{row['workload']}: each allocator in a process of its own", [
-        "allocator", "live", "occupied", "reserved", "excess", "step", "ratio", "calls", "ns/call", "driver"],
+        "allocator", "live", "occupied", "reserved", "excess", "step ms", "ratio", "calls", "ns/call", "driver"],
         caption=f"Peaks; in brackets reserved over the own occupied peak; excess: over the smallest occupied peak of all "
                 f"({_bytes(row['smallest_occupied_peak_bytes'])}). Ratio: step time to that of {rival}, and its upper 95 % "
                 f"bound. Calls of the allocator in a step, its calls of the driver in the whole run. {NOTHING}: it cannot "
                 "tell.")
+    table.collapse_padding = True
     for column in table.columns:
         column.no_wrap = True
     for name in row["allocators"]:
         cell = row[name]
-        step = _failed(cell) if "error" in cell else f"{_number(cell['step_ms'], ',.1f')} ms"
+        step = _failed(cell) if "error" in cell else _number(cell["step_ms"], ",.1f")
         table.add_row(Text(cell["title"]), _bytes(cell["live_peak_bytes"]), _bytes(cell["occupied_peak_bytes"]),
                       _reserved(cell), _share(cell["over_smallest_occupied"]), step, _bounded(cell),
                       _number(cell["calls_per_step"]), _number(cell["call_ns"]), _driver_calls(cell))

@@ -35,9 +35,10 @@ class Session:
     iterations: int = 24
     shapes: int = 8
     say: Callable[[str], None] = lambda sentence: None
-    train: Path = TRAIN
+    train: Path | None = None  # default: TRAIN
 
     def __post_init__(self) -> None:
+        self.train = self.train or TRAIN
         self.end = time.monotonic() + self.seconds
 
     def left(self) -> float:
