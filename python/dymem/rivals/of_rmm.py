@@ -45,7 +45,10 @@ class Rmm(Allocator):
 
         if rmm_torch_allocator is None:
             raise InstallError("RMM serves PyTorch only where torch sees a GPU.")
-        self._statistics = rmm.mr.StatisticsResourceAdaptor(self._resource(limit_bytes))
+        try:
+            self._statistics = rmm.mr.StatisticsResourceAdaptor(self._resource(limit_bytes))
+        except (RuntimeError, MemoryError) as error:
+            raise InstallError(f"RMM could not be set up: {(str(error).splitlines() or ['no memory'])[0]}") from None
         rmm.mr.set_current_device_resource(self._statistics)
         torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
 
