@@ -3,7 +3,8 @@
 #
 #   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
 #
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given), and peers (two cards)
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
+# minutes each at most; RMM only where it can be imported); peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -33,6 +34,10 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
+    compare) "$python" -m dymem compare --all --repeats 2 --seconds 560 --json "$out/compare.json" ;;
+    caps) "$python" -m dymem compare --cap 1.00x,1.02x,1.05x,1.20x --seconds 540 --json "$out/caps.json" \
+      --html "$out/caps.html" ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;
