@@ -99,12 +99,23 @@ def test_a_page_takes_any_text_for_text(tmp_path):
     assert "<td>[red]&lt;b&gt;</td><td>3</td>" in text and "x &amp; y" in text and "1 &lt; 2" in text
 
 
+def test_recordings_have_a_page_and_pictures_too(dymem_command, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("dymem.plotting")
+    run = dymem_command("compare", "--recordings", "--only", "kmeans", "--html", "out.html", "--pictures", "p\udcff")
+    assert run.returncode == 0, run.stderr
+    assert self_contained((tmp_path / "out.html").read_text()) == 1
+    assert (tmp_path / "p\udcff" / "addresses-kmeans.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("asked, words", [
     ({"only": ["nosuch"]}, ["nosuch", "resnet50_b128", "unet_b16"]),
     ({"folder": Path("/dev/null/x")}, ["/dev/null/x"]),
     ({"html_file": Path("/nowhere/x.html")}, ["/nowhere/x.html"]),
     ({"json_file": Path("/nowhere/x.json")}, ["/nowhere/x.json"]),
     ({"allocators": ["rmm_pool"]}, ["pip install rmm"]),
+    ({"html_file": Path("/dev/full"), "allocators": ["native"], "caps": [1.5]}, ["/dev/full", "No space left"]),
+    ({"json_file": Path("/dev/full"), "allocators": ["native"]}, ["/dev/full", "No space left"]),
 ])
 def test_bad_input_on_a_gpu(on_a_gpu, asked, words):
     with pytest.raises(InvalidArgument) as raised:

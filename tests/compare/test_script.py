@@ -85,7 +85,7 @@ def test_a_script_without_steps_has_no_step_time(write):
 def test_a_path_that_is_no_utf8(write, tmp_path):
     name = os.fsdecode(b"tr\xffain.py")
     row = script.measure([write(TRAINS, name), "drawn.txt"], ["native"], 1, 60)
-    assert "error" not in row["native"]
+    assert "error" not in row["native"] and row["workload"] == "tr\ufffdain.py"
 
 
 def test_of_several_processes_the_one_that_trained_is_told(tmp_path):

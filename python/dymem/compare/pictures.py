@@ -43,6 +43,7 @@ def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: 
     """One panel for each (allocator, recorded file): PyTorch's snapshots as they tell, dymem's traces replayed."""
     _figure()
     from dymem.plotting.address import address_picture
+    from dymem.plotting.files import save_figure
     from dymem.plotting.layout import layout_of
     from dymem.plotting.replayed import replayed_layout
     from dymem.trace import load
@@ -54,7 +55,10 @@ def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: 
         recording = load(path, layout=keys is None)[0]
         layouts.append(layout_of(recording, name=title) if keys is None
                        else replayed_layout(recording, name=title, config=keys))
-    address_picture(layouts, target, title=f"{workload}: who holds which addresses")
+    # By events: on a clock, building the model would fill the picture, and the steps a corner of it.
+    figure = address_picture(layouts, title=f"{workload}: who holds which addresses", x="event")
+    figure.axes[0].set_xlim(0, max(len(layout) for layout in layouts))  # the panels share it; their runs differ in length
+    save_figure(figure, target)
 
 
 def replayed_addresses(recording_file: Path, target: Path) -> None:

@@ -30,7 +30,7 @@ WARM_FROM = 3
 def measure(program: Sequence[str], names: Sequence[str], repeats: int, seconds: float,
             say: Callable[[str], None] = lambda sentence: None) -> dict:
     """The row of the script, as of a workload; a failed allocator has `error` and `stderr` in its cell."""
-    end = time.monotonic() + seconds
+    end, title = time.monotonic() + seconds, name_of(program[0])
     results: dict[str, list[dict]] = {name: [] for name in names}
     times: list[dict[str, list[float]]] = []
     longest = 0.0
@@ -39,14 +39,19 @@ def measure(program: Sequence[str], names: Sequence[str], repeats: int, seconds:
         if not going or (repeat and time.monotonic() + longest * len(going) > end):
             break
         for name in going if repeat % 2 == 0 else going[::-1]:
-            say(f"{Path(program[0]).name} under {name}, repeat {repeat + 1}")
+            say(f"{title} under {name}, repeat {repeat + 1}")
             began = time.monotonic()
             results[name].append(run_once(program, name, max(5.0, end - began)))
             longest = max(longest, time.monotonic() - began)
         steps = {name: results[name][-1]["step_seconds"] for name in going if "error" not in results[name][-1]}
         shortest = min(map(len, steps.values()), default=0)  # a script may stop by the clock or by its loss
         times.append({name: mine[:shortest][warm_from(shortest):] for name, mine in steps.items()})
-    return row_of(Path(program[0]).name, names, results, times)
+    return row_of(title, names, results, times)
+
+
+def name_of(path: str) -> str:
+    """For tables and sentences, also where its bytes are no UTF-8."""
+    return os.fsencode(Path(path).name).decode("utf-8", "replace")
 
 
 def warm_from(steps: int) -> int:
@@ -78,7 +83,7 @@ def record_history(program: Sequence[str], name: str, target: Path, seconds: flo
     result = run_once(program, name, seconds, target)
     if not target.exists():
         why = result.get("error", "it made too few optimizer steps on the GPU")
-        return f"{Path(program[0]).name} under {name}: no picture of addresses: {why}"
+        return f"{name_of(program[0])} under {name}: no picture of addresses: {why}"
     return None
 
 
