@@ -22,7 +22,7 @@ from dymem.rivals import ALLOCATORS
 
 TRAIN = _paths.PACKAGE.parent.parent / "bench" / "train.py"
 MARGIN = {"rmm_pool": 2.2}  # reserved over what PyTorch's own allocator reserves: RMM's pool doubles as it grows
-MARGIN_OTHERS = 1.15
+MARGIN_OTHERS = 1.05
 HISTORY_ITERATIONS = 4  # of the short run whose addresses are drawn
 
 
