@@ -3,7 +3,9 @@
 #
 #   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
 #
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given), and peers (two cards)
+# ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare).
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
+# minutes each at most; RMM only where it can be imported); peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -13,6 +15,7 @@ out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD/python" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
+only=$(for name in ${ONLY:-}; do printf -- '--only %s ' "$name"; done)
 say() { echo "== $* ($(date +%T))"; }
 
 for part in $parts; do
@@ -33,6 +36,10 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
+    compare) "$python" -m dymem compare $only --seconds 540 --json "$out/compare.json" --html "$out/compare.html" ;;
+    caps) "$python" -m dymem compare $only --cap 1.00x,1.02x,1.05x,1.20x --seconds 560 --json "$out/caps.json" \
+      --html "$out/caps.html" ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;
