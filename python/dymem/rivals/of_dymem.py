@@ -1,0 +1,36 @@
+"""dymem's own three forms: granules with aliasing, granules without, and contiguous slabs.
+
+A configuration that the user has in DYMEM_CONF stays, but for the keys that make the form and the limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from dymem.config import ENVIRONMENT, Config
+from dymem.rivals.allocator import Allocator
+from dymem.rivals.of_torch import torch_usage
+
+
+class Dymem(Allocator):
+    def __init__(self, name: str, title: str, **keys: object) -> None:
+        super().__init__(name, title)
+        self.keys = keys
+
+    def configuration(self, limit_bytes: int | None = None, conf: str | None = None) -> Config:
+        """Over `conf` (default: DYMEM_CONF), this form's own keys and the limit."""
+        base = Config.from_conf(os.environ.get(ENVIRONMENT, "") if conf is None else conf)
+        limit = {} if limit_bytes is None else {"limit": limit_bytes}
+        return dataclasses.replace(base, **self.keys, **limit)
+
+    def environment(self, limit_bytes: int | None = None) -> dict[str, str]:
+        return {ENVIRONMENT: self.configuration(limit_bytes).to_conf()}
+
+    def install(self, limit_bytes: int | None = None) -> None:
+        import dymem
+
+        dymem.install(self.configuration(limit_bytes))
+
+    def usage(self) -> dict[str, int | None]:
+        return torch_usage()
