@@ -3,7 +3,8 @@
 #
 #   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
 #
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given), and peers (two cards)
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given), stress (4 minutes on its
+# own) and peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -33,6 +34,8 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    stress) timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
+      --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;

@@ -6,7 +6,10 @@ of POINTS bytes, evenly spread, touches every granule of a block with one small 
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 POINTS = 4096
 READINGS = 1 << 16
@@ -15,6 +18,9 @@ _CYCLES_PER_MS = 1_500_000  # torch.cuda._sleep counts cycles; about 1.5 to 2 GH
 
 class Card:
     def __init__(self, device: int = 0) -> None:
+        import torch
+
+        self._torch = torch
         torch.cuda.set_device(device)
         self._streams = {0: torch.cuda.default_stream(device)}
         self._current = 0
@@ -24,12 +30,12 @@ class Card:
 
     def _on(self, stream: int) -> None:
         if stream != self._current:
-            torch.cuda.set_stream(self._stream(stream))
+            self._torch.cuda.set_stream(self._stream(stream))
             self._current = stream
 
     def _stream(self, number: int) -> torch.cuda.Stream:
         if number not in self._streams:
-            self._streams[number] = torch.cuda.Stream()
+            self._streams[number] = self._torch.cuda.Stream()
         return self._streams[number]
 
     def begin(self) -> None:
@@ -39,7 +45,7 @@ class Card:
 
     def make(self, size: int, stream: int):
         self._on(stream)
-        return torch.empty(size, dtype=torch.uint8, device="cuda"), stream
+        return self._torch.empty(size, dtype=self._torch.uint8, device="cuda"), stream
 
     def fill(self, token, value: int) -> None:
         block, stream = token
@@ -63,7 +69,7 @@ class Card:
         block.record_stream(other)
         self._on(stream)
         if ms > 0:
-            torch.cuda._sleep(int(ms * _CYCLES_PER_MS))
+            self._torch.cuda._sleep(int(ms * _CYCLES_PER_MS))
         number = self.read((block, stream), share)
         self._events[number] = other.record_event()
         return number
@@ -72,7 +78,7 @@ class Card:
         self._events.pop(reading).synchronize()
 
     def wait(self) -> None:
-        torch.cuda.synchronize()
+        self._torch.cuda.synchronize()
 
     def results(self, count: int) -> list[int]:
         return self._ledger[:count].tolist()
