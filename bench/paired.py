@@ -15,55 +15,19 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import sys
 import time
 from pathlib import Path
 
-from train import OTHER_END_GONE, median
+from train import ALLOCATORS, OTHER_END_GONE, Dymem
 from trainer import Trainer
 
+from dymem.compare.figures import Pair, median, overhead, pair_ratio, step_ratio, upper_bound
+
 HERE = Path(__file__).resolve().parent
-RESAMPLES = 4000
 
 
 # --- figures (pure)
-
-
-def quantile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
-
-
-Pair = tuple[list[float], list[float]]  # warm step times under A and under B; step i is the same work in both
-
-
-def pair_ratio(pair: Pair) -> float:
-    base, other = pair
-    return sum(other) / sum(base)
-
-
-def step_ratio(pairs: list[Pair]) -> float:
-    """Median over pairs and steps of B / A: what a typical step sees, blind to rare slow ones."""
-    return median([b / a for base, other in pairs for a, b in zip(base, other)])
-
-
-def upper_bound(pairs: list[Pair], level: float = 0.95, seed: int = 0) -> float:
-    """Bootstrap: pairs are drawn with replacement, steps within each too; the `level` quantile of the median ratio."""
-    rng = random.Random(seed)
-    medians = []
-    for _ in range(RESAMPLES):
-        ratios = []
-        for _ in pairs:
-            base, other = rng.choice(pairs)
-            steps = [rng.randrange(len(base)) for _ in base]
-            ratios.append(sum(other[i] for i in steps) / sum(base[i] for i in steps))
-        medians.append(median(ratios))
-    return quantile(medians, level)
-
-
-def overhead(reserved: int, occupied: int) -> float | None:
-    return reserved / occupied - 1 if occupied else None
 
 
 def summarise(runs: list[dict], check: dict[str, dict]) -> dict:
@@ -110,6 +74,10 @@ class Budget:
         return max(5.0, self.end - time.monotonic())
 
 
+def is_dymem(allocator: str) -> bool:
+    return isinstance(ALLOCATORS[allocator], Dymem)
+
+
 def train(workload: str, allocators: list[str], options: argparse.Namespace, budget: Budget,
           deterministic: bool = False) -> list[dict]:
     """Trains under all of `allocators` at once, steps taking turns; what each measured, in the order given."""
@@ -121,7 +89,7 @@ def train(workload: str, allocators: list[str], options: argparse.Namespace, bud
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         trainers = [stack.enter_context(Trainer(
-            workload, allocator, *more, *(["--conf", options.conf] if options.conf and allocator == "dymem" else []),
+            workload, allocator, *more, *(["--conf", options.conf] if options.conf and is_dymem(allocator) else []),
             seconds=budget.left())) for allocator in allocators]
         going = all([trainer.ready() for trainer in trainers])
         turns = trainers
@@ -216,6 +184,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-losses", action="store_true", help="leave out the deterministic pair")
     options = parser.parse_args(argv)
     options.allocators = options.allocators.split(",")
+    for name in options.allocators:
+        if name not in ALLOCATORS:
+            parser.error(f"there is no allocator '{name}'; there are {', '.join(ALLOCATORS)}")
     if len(options.allocators) != 2 or options.pairs < 1:
         parser.error("--allocators takes two names, --pairs at least 1")
     return options

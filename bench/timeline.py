@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from train import ALLOCATORS, build_step, find_workload, install_dymem, prepare_environment, stop
+from train import ALLOCATORS, build_step, find_workload, install, prepare_environment, stop
 
 
 def union_ms(intervals: list[tuple[float, float]]) -> float:
@@ -79,15 +79,14 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.warm < 0:
         parser.error("--steps must be 1 or more, --warm 0 or more")
-    arguments.deterministic = False
-    prepare_environment(arguments)
-    if arguments.allocator == "dymem":
-        install_dymem(arguments.conf, 0)
+    allocator = ALLOCATORS[arguments.allocator]
+    prepare_environment(allocator, conf=arguments.conf)
     import torch
 
     workload = find_workload(arguments.workload)
     if not torch.cuda.is_available():
         stop("torch sees no GPU here")
+    install(allocator)
     step = build_step(workload)
     for i in range(arguments.warm):
         step(i)

@@ -3,15 +3,16 @@
     python bench/train.py resnet50_b128 --allocator dymem
     python bench/train.py --list
 
-Allocators: native (PyTorch's default), expandable (native with expandable_segments:True), async (cudaMallocAsync) and
-dymem. Steps are timed one by one on the host, the device synchronised before and after. Losses are given as hex floats,
-so that equality means equality. Exit 0: trained; 1: ran out of memory or failed; 2: cannot run here (the reason is the
-last line on stderr).
+Allocators are those of dymem.rivals: PyTorch's three, RMM's two and dymem's three forms. Steps are timed one by one on
+the host, the device synchronised before and after. Losses are given as hex floats, so that equality means equality.
+With --history the run also writes who held what (a snapshot, or dymem's trace), which slows it. Exit 0: trained; 1: ran
+out of memory or failed; 2: cannot run here (the reason is the last line on stderr).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import importlib.util
 import json
@@ -19,9 +20,18 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Callable
 
-ALLOCATORS = ("native", "expandable", "async", "dymem")
-NATIVE_CONF = {"expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
+if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+
+from dymem.compare.figures import median  # noqa: E402
+from dymem.errors import DymemError  # noqa: E402
+from dymem.rivals import ALLOCATORS, Allocator, child_environment, exhausted  # noqa: E402
+from dymem.rivals.call_cost import call_ns  # noqa: E402
+from dymem.rivals.history import History  # noqa: E402
+from dymem.rivals.of_dymem import Dymem  # noqa: E402
+
 OTHER_END_GONE = "the other end of --lockstep has gone"
 WARM_FROM = 3  # iterations before this one warm caches, clocks and allocators
 
@@ -38,7 +48,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
                         help="only N shapes, again and again: steps count as warm from the second visit of each on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--conf", default=None, help="dymem's configuration, key:value,… (default: DYMEM_CONF)")
-    parser.add_argument("--limit-bytes", type=int, default=0, help="hard cap on reserved memory, for native and dymem")
+    parser.add_argument("--limit-bytes", type=int, default=0, help="hard cap on reserved memory; 0: none")
+    parser.add_argument("--history", type=Path, help="record who held what, and write it there for dymem plot")
+    parser.add_argument("--call-cost", action="store_true", help="time the allocator's calls after the last step")
     parser.add_argument("--json", type=Path, help="write the JSON to this file too")
     parser.add_argument("--list", action="store_true", help="name the workloads `dymem compare` trains")
     parser.add_argument("--list-all", action="store_true", help="name every workload")
@@ -47,6 +59,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--iterations must be 1 or more")
     if arguments.shapes < 0:
         parser.error("--shapes must be 1 or more")
+    if arguments.limit_bytes < 0:
+        parser.error("--limit-bytes must be 0 or more")
     if not arguments.workload and not (arguments.list or arguments.list_all):
         parser.error("name a workload; --list-all shows them")
     return arguments
@@ -61,28 +75,26 @@ def missing_packages(needs: tuple[str, ...]) -> list[str]:
     return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
-def prepare_environment(arguments: argparse.Namespace) -> None:
-    """What must be set before torch starts CUDA."""
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # newer versions of torch read the first
-        os.environ.pop(name, None)
-        if conf := NATIVE_CONF.get(arguments.allocator):
-            os.environ[name] = conf
-    if arguments.deterministic:
+def prepare_environment(allocator: Allocator, limit_bytes: int = 0, conf: str | None = None,
+                        deterministic: bool = False) -> None:
+    """What must be set before torch starts CUDA; of an allocator's settings only its own stay."""
+    if conf is not None:
+        os.environ["DYMEM_CONF"] = conf
+    wanted = child_environment(allocator, limit_bytes or None)
+    for name in set(os.environ) - set(wanted):
+        del os.environ[name]
+    os.environ.update(wanted)
+    if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 
-def install_dymem(conf: str | None, limit_bytes: int) -> str:
-    if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
-        sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
-    text = conf if conf is not None else os.environ.get("DYMEM_CONF", "")
-    if limit_bytes:
-        text = ",".join(part for part in (text, f"limit:{limit_bytes}") if part)
-    if text:
-        os.environ["DYMEM_CONF"] = text
-    import dymem
-
-    dymem.install()
-    return text
+def install(allocator: Allocator, limit_bytes: int = 0) -> str:
+    """Makes it PyTorch's allocator; what DYMEM_CONF says, if it is one of dymem's."""
+    try:
+        allocator.install(limit_bytes or None)
+    except DymemError as error:
+        stop(str(error))
+    return os.environ.get("DYMEM_CONF", "") if isinstance(allocator, Dymem) else ""
 
 
 def use_deterministic_algorithms() -> None:
@@ -94,22 +106,6 @@ def use_deterministic_algorithms() -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.backends.cudnn.benchmark = False
-
-
-def memory_figures() -> dict[str, int]:
-    import torch
-
-    stats = torch.cuda.memory_stats()
-    live, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return {
-        "live_peak_bytes": live,
-        "occupied_peak_bytes": max(live, stats.get("active_bytes.all.peak", 0)),
-        "reserved_peak_bytes": reserved,
-        "requested_peak_bytes": stats.get("requested_bytes.all.peak", 0),
-        "device_allocations": stats.get("num_device_alloc", 0),
-        "device_frees": stats.get("num_device_free", 0),
-        "allocation_retries": stats.get("num_alloc_retries", 0),
-    }
 
 
 def dymem_figures() -> dict[str, object]:
@@ -137,35 +133,40 @@ def find_workload(name: str):
     return WORKLOADS[name]
 
 
-def build_step(workload, seed: int = 0):
-    """The workload's model, built from that seed; the function that runs one of its steps."""
+def build_step(workload, seed: int = 0, phase: Callable[[str], None] = lambda phase: None):
+    """The workload's model, built from that seed; the function that runs one of its steps.
+
+    `phase` is told where forward (F), backward (B) and optimizer (O) begin.
+    """
     import torch
-    from workloads import no_phase
 
     torch.manual_seed(seed)
     torch.backends.cudnn.allow_tf32 = workload.tf32
-    step = workload.build(no_phase)
+    step = workload.build(phase)
     gc.collect()
     gc.freeze()  # else Python looks through the whole model now and then: 0.1 s in whichever step it happens
     return step
 
 
-def median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+def calls_per_step(calls: list[int | None], warm_from: int) -> float | None:
+    """Mallocs and frees of a warm step, on average; `calls` are the totals after each step."""
+    warm = calls[max(warm_from - 1, 0):]
+    if len(warm) < 2 or None in warm:
+        return None
+    return round((warm[-1] - warm[0]) / (len(warm) - 1), 1)
 
 
-def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
+def run(arguments: argparse.Namespace, workload, allocator: Allocator) -> dict[str, object]:
     import torch
     from workloads import Shapes
 
     iterations = arguments.iterations or workload.iterations
     if arguments.deterministic:
         use_deterministic_algorithms()
-    if arguments.limit_bytes and arguments.allocator != "dymem":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, arguments.limit_bytes / total))
+    torch.cuda.init()
+    allocator.limit(arguments.limit_bytes or None)
+    history = History(allocator) if arguments.history else None
+    ours = isinstance(allocator, Dymem)
 
     if arguments.shapes:
         Shapes.repeat = arguments.shapes
@@ -178,31 +179,39 @@ def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
         "python": sys.version.split()[0], "commit": os.environ.get("DYMEM_COMMIT", ""),
         "backend": torch.cuda.memory.get_allocator_backend(),
     }
-    seconds, losses, reserved, device_allocations, pool = [], [], [], [], []
+    seconds, losses, calls, reserved, device_allocations, pool = [], [], [], [], [], []
     began = time.perf_counter()
     try:
-        step = build_step(workload, arguments.seed)
+        step = build_step(workload, arguments.seed, *([history.phase] if history else []))
         if arguments.lockstep:
             print("ready", flush=True)
         for i in range(iterations):
             if arguments.lockstep and not take_turn():
                 raise RuntimeError(OTHER_END_GONE)
+            if history:
+                history.iteration = i
+                history.phase("S")
             torch.cuda.synchronize()
             start = time.perf_counter()
             loss = step(i)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
             losses.append(float(loss).hex())
-            reserved.append(torch.cuda.memory_reserved())
-            device_allocations.append(torch.cuda.memory_stats().get("num_device_alloc", 0))
-            if arguments.allocator == "dymem":
+            usage = allocator.usage()
+            calls.append(usage["calls"])
+            reserved.append(usage["reserved_bytes"])
+            device_allocations.append(usage["device_allocations"])
+            if ours:
                 pool.append(dymem_figures())
             if arguments.lockstep:
                 print("step", flush=True)
         if arguments.lockstep:
             take_turn()  # the other one's last step is not over yet: leave the card in peace until it is
-    except torch.OutOfMemoryError as error:
-        result["out_of_memory"] = str(error).splitlines()[0]
+    except Exception as error:
+        if not exhausted(error):
+            raise
+        result["out_of_memory"] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        result["failed_at_step"] = len(seconds)
     result["run_seconds"] = round(time.perf_counter() - began, 3)
     result["step_seconds"] = [round(s, 7) for s in seconds]
     warm = seconds[warm_from:]
@@ -210,11 +219,22 @@ def run(arguments: argparse.Namespace, workload) -> dict[str, object]:
     result["losses"] = losses
     result["reserved_after_step_bytes"] = reserved
     result["device_allocations_after_step"] = device_allocations
-    result.update(memory_figures())
-    if arguments.allocator == "dymem":
+    result.update(allocator.usage())
+    result["calls_per_step"] = calls_per_step(calls, warm_from)
+    if ours:
         result["dymem"] = dymem_figures()
         result["dymem_after_step"] = {name: [figures[name] for figures in pool] for name in result["dymem"]}
+    if history:
+        result["history"] = history.save(arguments.history)
+    if arguments.call_cost and "out_of_memory" not in result:
+        result["call_ns"] = call_ns()  # last: it changes the peaks
     return result
+
+
+def with_trace(conf: str) -> str:
+    from dymem.config import Config
+
+    return dataclasses.replace(Config.from_conf(conf), trace=True).to_conf()
 
 
 def main() -> int:
@@ -222,7 +242,13 @@ def main() -> int:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     if importlib.util.find_spec("torch") is None:
         stop("torch is not installed here; training needs it")
-    prepare_environment(arguments)
+    allocator = ALLOCATORS[arguments.allocator]
+    if arguments.history and isinstance(allocator, Dymem):
+        arguments.conf = with_trace(arguments.conf if arguments.conf is not None else os.environ.get("DYMEM_CONF", ""))
+    try:
+        prepare_environment(allocator, arguments.limit_bytes, arguments.conf, arguments.deterministic)
+    except DymemError as error:
+        stop(str(error))
     from workloads import SHOWN, WORKLOADS
 
     if arguments.list or arguments.list_all:
@@ -230,12 +256,14 @@ def main() -> int:
         print("\n".join(name for name in names if not missing_packages(WORKLOADS[name].needs)))
         return 0
     workload = find_workload(arguments.workload)
-    conf = install_dymem(arguments.conf, arguments.limit_bytes) if arguments.allocator == "dymem" else ""
     import torch
 
+    if reason := allocator.missing():
+        stop(reason)
     if not torch.cuda.is_available():
         stop("torch sees no GPU here")
-    result = run(arguments, workload)
+    conf = install(allocator, arguments.limit_bytes)
+    result = run(arguments, workload, allocator)
     result["conf"] = conf
     text = json.dumps(result)
     if arguments.json:

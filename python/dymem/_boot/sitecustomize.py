@@ -2,7 +2,7 @@
 
 `dymem run` puts this folder first on PYTHONPATH, so Python runs this file as it starts. It does nothing but wait:
 when torch has been imported, and before anything can have used CUDA through it, dymem is installed with the
-configuration in DYMEM_CONF. A process that never imports torch pays for one look-up. The sitecustomize that this
+configuration in DYMEM_CONF (or, for `dymem compare`, whichever allocator it compares). A process that never imports torch pays for one look-up. The sitecustomize that this
 one hides, if the environment has one, is run as ever.
 """
 
@@ -13,6 +13,7 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _SWITCH = "DYMEM_RUN"
+_REPORT = "DYMEM_REPORT"
 
 
 def _run_hidden():
@@ -32,7 +33,12 @@ def _install():
         import dymem
 
         try:
-            dymem.install()
+            if os.environ.get(_REPORT):  # dymem compare: under which allocator, and what to measure
+                from dymem.compare import observe
+
+                observe.start(os.environ[_REPORT])
+            else:
+                dymem.install()
         except dymem.DymemError as error:
             raise SystemExit(f"dymem: {error}") from None
     finally:

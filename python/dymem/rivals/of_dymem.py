@@ -36,4 +36,8 @@ class Dymem(Allocator):
         return start_over(limit_bytes)
 
     def usage(self) -> dict[str, int | None]:
-        return torch_usage()
+        import dymem
+        import torch
+
+        # On the emulated driver PyTorch never starts CUDA, and answers nothing.
+        return torch_usage(None if torch.cuda.is_initialized() else dymem.memory_stats())

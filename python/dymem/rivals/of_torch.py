@@ -7,15 +7,18 @@ under a cap it draws from a memory pool of its own with a maximum size, whose fi
 
 from __future__ import annotations
 
+from typing import Mapping
+
 from dymem.rivals.allocator import Allocator, nothing_known
 from dymem.rivals.mempool import MemoryPool
 
 
-def torch_usage() -> dict[str, int | None]:
-    """USAGE from torch.cuda.memory_stats: for every allocator that answers it as PyTorch's own does."""
-    import torch
+def torch_usage(stats: Mapping[str, int] | None = None) -> dict[str, int | None]:
+    """USAGE from `stats`, by default torch.cuda.memory_stats: for every allocator that answers as PyTorch's own does."""
+    if stats is None:
+        import torch
 
-    stats = torch.cuda.memory_stats()
+        stats = torch.cuda.memory_stats()
     live = stats.get("allocated_bytes.all.peak", 0)
     calls = stats.get("allocation.all.allocated", 0) + stats.get("allocation.all.freed", 0)
     return nothing_known() | {

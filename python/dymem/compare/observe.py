@@ -1,0 +1,84 @@
+"""In the process of a user's script: runs it under one allocator, times its optimizer steps and reads the peaks at exit.
+
+The start hook of `dymem run` calls `start` when torch has been imported. Environment: DYMEM_RIVAL names the allocator,
+DYMEM_RIVAL_LIMIT is its cap in bytes (0: none), DYMEM_REPORT the folder that takes one JSON file a process. A step is
+what lies between two ends of an optimizer's step, the device synchronised at each. Random numbers that the script does
+not seed itself are seeded, so that all allocators meet the same work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from dymem.rivals import ALLOCATORS, Allocator, exhausted
+from dymem.rivals.allocator import nothing_known
+
+RIVAL, LIMIT, REPORT = "DYMEM_RIVAL", "DYMEM_RIVAL_LIMIT", "DYMEM_REPORT"
+SEED = 0
+
+
+def start(folder: str) -> None:
+    """A DymemError where the allocator cannot be installed."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    allocator = ALLOCATORS[os.environ[RIVAL]]
+    limit_bytes = int(os.environ.get(LIMIT, "0")) or None
+    allocator.install(limit_bytes)
+    if limit_bytes:
+        torch.cuda._lazy_call(lambda: allocator.limit(limit_bytes))  # as soon as the script starts CUDA
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    watch = _Watch(allocator, Path(folder))
+    register_optimizer_step_post_hook(watch.stepped)
+    watch.excepthook, sys.excepthook = sys.excepthook, watch.failed
+    atexit.register(watch.report)
+
+
+class _Watch:
+    def __init__(self, allocator: Allocator, folder: Path) -> None:
+        self.allocator = allocator
+        self.folder = folder
+        self.pid = os.getpid()
+        self.times: list[float] = []
+        self.calls: list[int | None] = []
+        self.failure: dict[str, object] = {}
+        self.excepthook = None
+
+    def stepped(self, *_: object) -> None:
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+        self.calls.append(self.allocator.usage()["calls"])
+
+    def failed(self, kind, error, trace) -> None:
+        said = (str(error).splitlines() or [""])[0]
+        self.failure = {"out_of_memory" if exhausted(error) else "exception": f"{kind.__name__}: {said}"}
+        self.excepthook(kind, error, trace)
+
+    def report(self) -> None:
+        if os.getpid() != self.pid:  # a fork of the process that is watched
+            return
+        import torch
+
+        started = torch.cuda.is_initialized()
+        try:
+            usage = self.allocator.usage()
+        except Exception:  # a device in an error state answers nothing any more; the rest is still worth telling
+            usage = nothing_known()
+        content = {"allocator": self.allocator.name, "backend": torch.cuda.memory.get_allocator_backend(),
+                   "rank": int(os.environ.get("RANK", "0") or 0), "torch": torch.__version__,
+                   "python": sys.version.split()[0], "gpu": torch.cuda.get_device_name() if started else None,
+                   "step_seconds": [round(b - a, 7) for a, b in zip(self.times, self.times[1:])],
+                   "calls_after_step": self.calls, **usage, **self.failure}
+        part = self.folder / f"{self.pid}.part"
+        part.write_text(json.dumps(content))
+        os.replace(part, part.with_suffix(".json"))

@@ -1,0 +1,123 @@
+"""A user's own script under every allocator: one process each, repeats interleaved, the same figures as for workloads.
+
+The script runs as `python script.py ARGS…` would, with the start hook of `dymem run` in front (dymem.compare.observe). What
+it prints is kept from the terminal; of a script that fails the last lines are told, and the other allocators go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable, Sequence
+
+from dymem._paths import PACKAGE
+from dymem.compare import figures, observe
+from dymem.compare.training import row_of
+from dymem.compare.turns import TAIL
+from dymem.rivals import ALLOCATORS, child_environment
+
+WARM_FROM = 3
+
+
+def measure(program: Sequence[str], names: Sequence[str], repeats: int, seconds: float,
+            say: Callable[[str], None] = lambda sentence: None) -> dict:
+    """The row of the script, as of a workload; a failed allocator has `error` and `stderr` in its cell."""
+    end = time.monotonic() + seconds
+    results: dict[str, list[dict]] = {name: [] for name in names}
+    times: list[dict[str, list[float]]] = []
+    longest = 0.0
+    for repeat in range(repeats):
+        going = [name for name in names if not any("error" in result for result in results[name])]
+        if not going or (repeat and time.monotonic() + longest * len(going) > end):
+            break
+        for name in going if repeat % 2 == 0 else going[::-1]:
+            say(f"{Path(program[0]).name} under {name}, repeat {repeat + 1}")
+            began = time.monotonic()
+            results[name].append(run_once(program, name, max(5.0, end - began)))
+            longest = max(longest, time.monotonic() - began)
+        steps = {name: results[name][-1]["step_seconds"] for name in going if "error" not in results[name][-1]}
+        shortest = min(map(len, steps.values()), default=0)  # a script may stop by the clock or by its loss
+        times.append({name: mine[:shortest][warm_from(shortest):] for name, mine in steps.items()})
+    return row_of(Path(program[0]).name, names, results, times)
+
+
+def warm_from(steps: int) -> int:
+    return min(WARM_FROM, max(steps - 1, 0))
+
+
+def run_once(program: Sequence[str], name: str, seconds: float, limit_bytes: int = 0) -> dict:
+    """What one run measured; with `error` and its last lines as `stderr` if it did not end well."""
+    with tempfile.TemporaryDirectory(prefix="dymem-compare-") as folder, tempfile.TemporaryFile() as said:
+        process = subprocess.Popen([sys.executable, *program], stdin=subprocess.DEVNULL, stdout=said,
+                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, limit_bytes),
+                                   start_new_session=True)  # with its children, so that all can be ended
+        code = _wait(process, seconds)
+        said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
+        tail = said.read().decode("utf-8", "replace").strip()
+        result = _report(Path(folder))
+    if code is None:
+        return result | {"error": "cut off: the budget of seconds was spent", "stderr": tail}
+    if code != 0:
+        last = (tail.splitlines() or ["it said nothing"])[-1]
+        return result | {"error": result.get("out_of_memory") or f"{_ended(code)}: {last}", "stderr": tail}
+    if not result:
+        return {"error": "the script ended without importing torch", "stderr": tail}
+    return result
+
+
+def environment_of(name: str, folder: str, limit_bytes: int = 0) -> dict[str, str]:
+    environment = child_environment(ALLOCATORS[name], limit_bytes or None)
+    path = os.pathsep.join(filter(None, [str(PACKAGE / "_boot"), os.environ.get("PYTHONPATH")]))
+    return environment | {"DYMEM_RUN": "1", "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1",
+                          observe.REPORT: folder, observe.RIVAL: name, observe.LIMIT: str(limit_bytes)}
+
+
+def _wait(process: subprocess.Popen, seconds: float) -> int | None:
+    """The exit code; None for one that had to be ended. Its children end with it either way."""
+    try:
+        return process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def _report(folder: Path) -> dict:
+    """Of the script's processes, the figures of the one that trained: most steps, then the lowest rank."""
+    reports = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            reports.append(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            continue
+    if not reports:
+        return {}
+    report = min(reports, key=lambda each: (-len(each["step_seconds"]), each["rank"]))
+    steps = report["step_seconds"]
+    report["warm_from"] = warm_from(len(steps))
+    warm = steps[report["warm_from"]:]
+    report["step_ms"] = round(1e3 * figures.median(warm), 4) if warm else None
+    calls = report.pop("calls_after_step")[report["warm_from"]:]
+    told = len(calls) > 1 and None not in calls
+    report["calls_per_step"] = round((calls[-1] - calls[0]) / (len(calls) - 1), 1) if told else None
+    report["processes"] = len(reports)
+    return report
