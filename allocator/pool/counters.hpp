@@ -47,6 +47,9 @@ class Counters {
   std::uint64_t handed_out() const {  // blocks, ever (since the accumulated statistics were reset)
     return std::uint64_t(live_[kAll][kBlocks].current + live_[kAll][kBlocks].freed);
   }
+  Bytes bytes_handed_out() const {
+    return Bytes(live_[kAll][kBytes].current + live_[kAll][kBytes].freed);
+  }
   Bytes live() const { return Bytes(live_[kAll][kBytes].current); }
   Bytes pending() const { return Bytes(pending_[kAll][kBytes].current); }
   Bytes occupied() const { return live() + pending(); }

@@ -1,4 +1,4 @@
-// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), and audit.cpp.
+// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), waits.cpp and audit.cpp.
 // Nothing outside pool/ includes this. Lock: `mutex`, held by every method here unless it says otherwise.
 #pragma once
 #include <mutex>
@@ -45,9 +45,6 @@ struct Pool::Impl {
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
-  Bytes above_peak(double share) const;
-  bool wait_for_busiest(Bytes size, StreamIndex by);
-  bool wait_where_free(StreamIndex by);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
@@ -56,6 +53,13 @@ struct Pool::Impl {
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
+
+  // --- waits.cpp: before growing past the budget by `fresh` bytes
+  bool wait_where_free(Bytes fresh, StreamIndex by);
+  bool wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by);
+  Bytes above_peak(double share) const;
+  void note_peak();
+  bool peak_settled() const;
 
   Driver& driver;
   PoolConfig config;
@@ -84,6 +88,7 @@ struct Pool::Impl {
   Counters counters;               // what every call counts
   PoolStats stats;                 // the rest
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
+  Bytes settled_peak = 0, settled_since = 0;  // note_peak
   ReclaimCallback reclaim;
   EventSink* recorder = nullptr;
   Nanos recorded_from = 0;

@@ -187,6 +187,7 @@ void Pool::Impl::free(Addr address) {
 }
 
 void Pool::Impl::housekeep() {
+  note_peak();
   if (!stitcher.views()) return;
   stitcher.set_now(counters.handed_out());
   if (stitcher.waits_to_retire() && streams.poll()) progressed();

@@ -18,11 +18,6 @@
 
 namespace dymem {
 
-// How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
-// copies wait. Less saves memory and costs step time: see decision 0005.
-constexpr double kPatience = 0.14;
-// The same, where the wait is expected to take no time: a stream takes memory that another will have finished with by then.
-constexpr double kFreeWaits = 0.04;
 // A callback that always says it freed something must not keep a request from failing.
 constexpr int kReclaimRounds = 4;
 
@@ -84,66 +79,18 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   return home.take(p, size, BlockKind::live);
 }
 
-Bytes Pool::Impl::above_peak(double share) const { return Bytes(double(counters.occupied_peak()) * (1 + share)); }
-
-// A stream beside the one that does most of the work (a copy or collective beside compute) may wait for what that one
-// freed a while ago: the oldest closed epochs that make up the request. Never the other way round: compute would stand
-// behind copies. False if there is too little to wait for.
-bool Pool::Impl::wait_for_busiest(Bytes size, StreamIndex by) {
-  if (!config.wait || streams.single() || streams.any_capturing()) return false;
-  StreamIndex on = streams.busiest();
-  if (on == by) return false;
-  Epoch closed = streams.closed_epoch(on);
-  std::vector<std::pair<Epoch, Bytes>> idle;
-  for (GranuleId g = 0; g < space.granules(); g++)
-    if (auto after = home.idle_after(g, by, on); after && *after <= closed)
-      idle.push_back({*after, space.granule(g).size});
-  std::sort(idle.begin(), idle.end());
-  Bytes got = 0;
-  for (auto& [epoch, bytes] : idle) {
-    got += bytes;
-    if (got < size) continue;
-    if (epoch == 0 || !streams.make_wait_for(by, {on, epoch})) return false;
-    stats.num_stream_waits++;
-    return true;
-  }
-  return false;
-}
-
-// Before growing past the budget: what other streams freed and will have finished with when this one comes to use it
-// can be had by a wait that takes no time. False if there is none of it.
-bool Pool::Impl::wait_where_free(StreamIndex by) {
-  if (!config.wait || streams.single() || streams.any_capturing()) return false;
-  bool gained = false;
-  for (std::size_t on = 0; on < streams.size(); on++) {
-    Epoch passed = streams.passed_by_then(by, StreamIndex(on));
-    if (!passed) continue;
-    bool some = false;
-    for (GranuleId g = 0; g < space.granules() && !some; g++) {
-      auto after = home.idle_after(g, by, StreamIndex(on));
-      some = after && *after && *after <= passed;
-    }
-    if (!some || !streams.make_wait_for(by, {StreamIndex(on), passed})) continue;
-    stats.num_stream_waits++;
-    gained = true;
-  }
-  return gained;
-}
-
 BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
   Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
   auto plan = stitcher.plan(size, by, room, allowed, most);
-  if (plan && plan->fresh_bytes > room && space.reserved() + plan->fresh_bytes > above_peak(kFreeWaits) &&
-      wait_where_free(by)) {
+  auto fresh = [&] { return plan ? plan->fresh_bytes : size; };  // no plan: nothing to stitch, all of it would be new
+  if (fresh() > room && wait_where_free(fresh(), by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
     plan = stitcher.plan(size, by, room, allowed, most);
   }
-  // Growing past the budget for want of what a busier stream freed not long ago: wait for it, on the device.
-  if (plan && plan->fresh_bytes > room && space.reserved() + plan->fresh_bytes > above_peak(kPatience) &&
-      wait_for_busiest(size, by)) {
+  if (fresh() > room && wait_for_busiest(fresh(), size, by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
     plan = stitcher.plan(size, by, room, allowed, most);
   }
@@ -242,6 +189,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
 
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   stitcher.set_now(counters.handed_out());
+  note_peak();
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
   bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for

@@ -48,7 +48,7 @@ struct PoolStats {
   std::int64_t num_stitches = 0;       // blocks given out through newly mapped views
   std::int64_t num_stitch_reuses = 0;  // blocks given out through views that were already there
   std::int64_t num_sticky_hits = 0;    // blocks given the address they had in the same place of an earlier iteration
-  std::int64_t num_stream_waits = 0;   // one stream made to wait for another (see slow_path.cpp)
+  std::int64_t num_stream_waits = 0;   // one stream made to wait for another (see waits.cpp)
   std::uint64_t views = 0;             // mappings that exist now
   std::uint64_t views_max = 0;
   Bytes va_bytes = 0;  // addresses under views now

@@ -13,8 +13,10 @@ constexpr Nanos kCloseInterval = 300'000, kCloseAnyway = 3'000'000;
 constexpr Bytes kLately = 64 * kGiB;
 constexpr Bytes kContendedShare = 1024;
 
-// A stream may be this many times as slow as the one that waits for it, and the wait still takes no time.
-constexpr Nanos kHeadStart = 4;
+// A wait that is to take no time ends by this part of the waiter's backlog before the waiter comes to it.
+constexpr Nanos kWaitMargin = 8;
+// A backlog shorter than this passes by itself: nothing that is worth a wait.
+constexpr Nanos kBacklogLeast = 5'000'000;
 // As much of the time between two events of a stream counts as work.
 constexpr Nanos kGapMost = 10'000'000;
 
@@ -117,6 +119,7 @@ bool StreamTable::poll() {
       st.closed.pop_front();
       progress = true;
     }
+  if (progress && !has_unfinished()) caught_up_ = driver_.now();
   return progress;
 }
 
@@ -166,18 +169,34 @@ bool StreamTable::make_wait_for(StreamIndex waiter, LastUse use) {
   return false;
 }
 
-// Where the device stands in a stream is known by events, in the host's time: behind the newest finished one, before the
-// oldest unfinished one. What the waiter has before it when it comes to its wait counts from the latter, what `on` has
-// before it to the epoch's end from the former, or a little before the latter if that is later (nothing may have been
-// enqueued in between); and two streams need not take equally long over what the host enqueued equally fast.
+// Where the device stands in a stream is known by events, in the host's time: behind the newest finished one, before
+// the oldest unfinished one. Since the device last had nothing left to do, `on` has come `theirs` far and the waiter
+// `ours`; if both go on like this, `on` will stand at theirs / ours of the way when the waiter comes to what is
+// enqueued now.
 Epoch StreamTable::passed_by_then(StreamIndex waiter, StreamIndex on) const {
   const Stream &w = streams_[waiter], &o = streams_[on];
   if (waiter == on || w.closed.empty() || o.closed.empty()) return 0;
-  Nanos ahead = (driver_.now() - w.closed.front().at) / kHeadStart;
-  Nanos oldest = o.closed.front().at, begin = std::max(o.passed_at, oldest - std::min(oldest, kGapMost));
+  Nanos t = driver_.now();
+  if (t - w.closed.front().at < kBacklogLeast) return 0;
+  Nanos begin = std::min({caught_up_, w.closed.front().at, o.closed.front().at});
+  Nanos oldest = o.closed.front().at;
+  Nanos theirs = std::max({o.passed_at, begin, oldest - std::min(oldest, kGapMost)}) - begin;
+  Nanos ours = w.closed.front().at - begin;
+  double way = ours ? std::min(1.0, double(theirs) / double(ours)) * double(t - begin) : 0;
+  double margin = double(t - w.closed.front().at) / kWaitMargin;
   Epoch passed = 0;
   for (const Closed& c : o.closed) {
-    if (c.at - begin > ahead) break;
+    if (double(c.at - begin) > way - margin) break;
+    passed = c.epoch;
+  }
+  return passed;
+}
+
+Epoch StreamTable::passed_within(StreamIndex on, Nanos soon) const {
+  Epoch passed = 0;
+  const auto& closed = streams_[on].closed;
+  for (const Closed& c : closed) {
+    if (c.at - closed.front().at > soon) break;
     passed = c.epoch;
   }
   return passed;

@@ -85,6 +85,8 @@ class StreamTable {
   // The newest closed epoch of `on` that it has probably passed by the time `waiter` comes to what is enqueued now, so
   // that waiting for it takes no time; 0 if there is none. Decision 0005.
   Epoch passed_by_then(StreamIndex waiter, StreamIndex on) const;
+  // The newest closed epoch of `on` that the device will probably have passed within about `soon` ns.
+  Epoch passed_within(StreamIndex on, Nanos soon) const;
   bool has_unfinished() const;  // closed epochs not yet seen finished
   bool any_capturing() const;   // no event, map or unmap call may be made now
 
@@ -117,6 +119,7 @@ class StreamTable {
   std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
   std::vector<EventId> spare_events_;
   unsigned ticks_ = 0;
+  Nanos caught_up_ = 0;  // when the device was last seen to have finished everything
   bool contended_ = false;
   bool several_ = false;  // more than one stream is known
   StreamId cached_id_ = ~StreamId{0};

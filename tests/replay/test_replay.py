@@ -96,6 +96,25 @@ def test_lag_keeps_other_streams_from_reusing(trace):
     assert waited["reserved_peak_bytes"] < 80 * MIB and waited["stats"]["num_stream_waits"] == 1
 
 
+def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_settled(trace):
+    """A works in 512 of 1,512 MiB, 25 ms behind the host, then hardly; 20 ms later B asks for 64. It waits about 5 ms for
+    what A has left alone since, where it would have grown."""
+    trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
+    for at in range(1, 60):
+        for piece in range(8):
+            trace.at(at * MS + piece * 50).alloc(100 * at + piece, 64 * MIB, A)
+        for piece in range(8):
+            trace.at(at * MS + 500 + piece * 50).free(100 * at + piece, A)
+        for tick in range(100):  # time for a pool to notice
+            trace.at(at * MS + 900 + tick).alloc(20000 + 100 * at + tick, 512, A).free(20000 + 100 * at + tick, A)
+    for tick in range(200):
+        trace.at(60 * MS + tick * 100).alloc(10000 + tick, 512, A).free(10000 + tick, A)
+    trace.alloc(1, 64 * MIB, B).free(1, B)
+    settled = replay(trace, lag_ns=25_000_000, wait=True)
+    assert settled["stats"]["num_stream_waits"] == 1 and settled["reserved_peak_bytes"] <= 1.02 * 1512 * MIB
+    assert replay(trace, lag_ns=25_000_000, wait=False)["reserved_peak_bytes"] > 1.04 * 1512 * MIB
+
+
 def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_occupied(trace):
     """1,512 MiB were occupied, 512 of them are A's until the lag has passed: B has new memory up to 14 % more, then
     waits for A."""
