@@ -54,6 +54,11 @@ struct Pool::Impl {
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
 
+  // --- relief.cpp: where stitching does not come to rest
+  BlockId try_relief(Bytes size, StreamIndex by, bool high);
+  void note_rearranged(double us);  // what stitching or moving granules cost
+  double rearranged_us() const;     // lately: less what the blocks handed out since then may cost
+
   // --- waits.cpp: before growing past the budget by `fresh` bytes
   bool wait_where_free(Bytes fresh, StreamIndex by);
   bool wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by);
@@ -83,6 +88,8 @@ struct Pool::Impl {
   };
   std::vector<Pending> pending;
   unsigned calls = 0;                     // mallocs, wrapping
+  double rearranged_us_then = 0;
+  unsigned rearranged_at = 0;  // `calls` at that time
   unsigned until_poll = 0;  // mallocs until pending blocks are looked at again
 
   Counters counters;               // what every call counts

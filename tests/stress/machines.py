@@ -1,7 +1,7 @@
 """Machines without a card for `dymem.stress.worker`, each with one habit; the name of the allocator chooses it.
 
     fits      needs exactly what is occupied          wasteful  needs 1.3 times that
-    greedy    never has enough                        crasher   dies by a signal when a block of a certain size is asked
+    greedy    has enough only without a limit                        crasher   dies by a signal when a block of a certain size is asked
     exits     the same, by an exit code, saying why   hangs     never answers
     sticky    keeps its memory: one limit a process   damages   hands blocks out that forget their bytes
     noisy     prints to stdout while it works         slow      takes its time
@@ -81,7 +81,7 @@ class FakeMachine:
         assert not self.device.held, "blocks outlived a run"
         afresh = not (self.started and self.device.habit == "sticky")
         self.started = True
-        self.device.limit = limit_bytes
+        self.device.limit = float("inf") if limit_bytes is None else limit_bytes
         return afresh
 
     def reserved_peak(self):

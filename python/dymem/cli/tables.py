@@ -160,11 +160,11 @@ def card_stress_table(rows: list[dict], where: str) -> Table:
 
 
 def card_time_table(rows: list[dict], where: str) -> Table:
-    """Times relative to the fastest of a row: with room, and near the smallest limit."""
-    table = _table(f"Time of the whole pattern over the fastest allocator's: with room / near its smallest limit ({where})",
+    """Times relative to the fastest of a row: without a limit, and near the smallest limit."""
+    table = _table(f"Time of the whole pattern over the fastest allocator's: without a limit / near its smallest ({where})",
                    ["pattern", "fastest", *_allocators(rows)],
-                   caption="Runs after the first of a process; with room: 1.5 times the occupied peak; near: the smallest "
-                           "limit + 1 %. Blocks are written and read. The fastest is the one with room.")
+                   caption="Medians of the runs after the first; near: the allocator's own smallest limit + 1 % of the "
+                           "occupied peak. Blocks are written and read.")
     for row in rows:
         fastest = _best(row, "seconds")
         words = []

@@ -21,7 +21,6 @@ from typing import Callable, Mapping
 
 from dymem.stress.search import MOST, bisect
 
-ROOMY = 1.5   # times the occupied peak: room enough that time is not the price of the limit
 A_BIT = 0.01  # of the occupied peak: what is added to the smallest limit for the time near it
 RUNS = 4      # for a time: the first from an empty allocator, and the median of the others
 START_SECONDS, ANSWER_SECONDS = 120.0, 60.0
@@ -96,12 +95,13 @@ class Cell:
     detail: str = ""
     ratio: float | None = None  # smallest limit found / occupied peak
     limit_bytes: int | None = None
-    reserved_peak_bytes: int | None = None  # with room
-    seconds: float | None = None            # with room
+    reserved_peak_bytes: int | None = None  # without a limit, of the runs that were timed
+    seconds: float | None = None            # without a limit
     first_seconds: float | None = None
-    bare_seconds: float | None = None       # with room, blocks not touched: the calls alone
+    bare_seconds: float | None = None       # without a limit, blocks not touched: the calls alone
     near_seconds: float | None = None       # at the smallest limit and a bit
-    calls_per_second: float | None = None   # with room, blocks not touched
+    near_first_seconds: float | None = None
+    calls_per_second: float | None = None   # without a limit, blocks not touched
     tries: int = 0
     damaged: int = 0                        # blocks that lost their bytes, over all runs
 
@@ -155,7 +155,7 @@ class Bench:
     def _fill(self, cell: Cell, job: Job, allocator: str, until: float) -> None:
         occupied = job.occupied_peak_bytes
 
-        def timed(limit: int, touch: bool = True) -> tuple[float, float, int] | None:
+        def timed(limit: int | None, touch: bool = True) -> tuple[float, float, int] | None:
             """Seconds of the first run and of the median of the others, calls of one; None if memory ran out."""
             runs = self._run(cell, job, allocator, limit, RUNS, touch)
             if runs[-1]["oom"]:
@@ -168,25 +168,20 @@ class Bench:
                 raise StopIteration
             return None if self._run(cell, job, allocator, int(occupied * ratio), 1)[-1]["oom"] else True
 
-        likely = MOST
-        for room in (ROOMY, MOST):
-            if (with_room := timed(int(occupied * room))) is not None:
-                cell.first_seconds, cell.seconds, _ = with_room
-                likely = cell.reserved_peak_bytes / occupied if cell.reserved_peak_bytes else room
-                break
-        ratio, _, exactly = bisect(attempt, likely, self._precision)
+        if free := timed(None):
+            cell.first_seconds, cell.seconds, _ = free
+        ratio, _, exactly = bisect(attempt, (cell.reserved_peak_bytes or MOST * occupied) / occupied, self._precision)
         if ratio is None:
             cell.status = "none" if exactly else "budget"
             return
         cell.ratio, cell.limit_bytes = ratio, int(occupied * ratio)
         cell.status = "done" if exactly else "roughly"
-        if self._clock() < until:
-            near = timed(int(occupied * (ratio + A_BIT)))
-            cell.near_seconds = near[1] if near else None
-        if self._clock() < until and (bare := timed(int(occupied * max(ROOMY, ratio)), touch=False)):
+        if self._clock() < until and (near := timed(int(occupied * (ratio + A_BIT)))):
+            cell.near_first_seconds, cell.near_seconds, _ = near
+        if self._clock() < until and (bare := timed(None, touch=False)):
             cell.bare_seconds, cell.calls_per_second = bare[1], bare[2] / bare[1]
 
-    def _run(self, cell: Cell, job: Job, allocator: str, limit: int, runs: int, touch: bool = True) -> list[dict]:
+    def _run(self, cell: Cell, job: Job, allocator: str, limit: int | None, runs: int, touch: bool = True) -> list[dict]:
         question = {"pattern": job.pattern, "scale": job.scale_bytes, "seed": job.seed, "limit": limit, "runs": runs,
                     "touch": touch}
         answer = self._worker(allocator).ask(question)
@@ -197,7 +192,7 @@ class Bench:
                 raise WorkerDied("a new process holds memory before it begins")
         cell.tries += 1
         cell.damaged += sum(run["damaged"] for run in answer["runs"])
-        if cell.reserved_peak_bytes is None and not answer["runs"][-1]["oom"]:
+        if limit is None and touch and not answer["runs"][-1]["oom"]:
             cell.reserved_peak_bytes = answer["reserved_peak_bytes"]
         return answer["runs"]
 

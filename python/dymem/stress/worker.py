@@ -3,7 +3,7 @@
     python -m dymem.stress.worker ALLOCATOR [MODULE:FUNCTION]
 
 Says `{"ready": …}`, then answers each line of JSON on stdin with one on stdout. A question:
-    {"pattern": "comb", "scale": bytes, "seed": n, "limit": bytes, "runs": n, "touch": true}
+    {"pattern": "comb", "scale": bytes, "seed": n, "limit": bytes or null, "runs": n, "touch": true}
 The answer has the outcome of each run (the first from an empty allocator, the next with what it then keeps; none after
 one that ran out of memory), the bytes held at the peak, and `afresh`: false where the allocator could not be emptied
 before. Whatever else the libraries print goes to stderr. The function, for tests, makes the machine: see Machine.
@@ -27,7 +27,7 @@ from dymem.stress.program import Program, program_of
 class Machine(Protocol):
     device: Device
 
-    def start_over(self, limit_bytes: int) -> bool: ...
+    def start_over(self, limit_bytes: int | None) -> bool: ...
     def reserved_peak(self) -> int | None: ...
     def facts(self) -> dict: ...  # what it runs on
 
@@ -48,7 +48,7 @@ class CardMachine:
 
         self.device = Card()
 
-    def start_over(self, limit_bytes: int) -> bool:
+    def start_over(self, limit_bytes: int | None) -> bool:
         return self._allocator.start_over(limit_bytes)
 
     def reserved_peak(self) -> int | None:
