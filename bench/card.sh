@@ -34,7 +34,7 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
-    stress) timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
+    stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
       --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;

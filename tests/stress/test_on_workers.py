@@ -6,7 +6,7 @@ import time
 import pytest
 from machines import FakeDevice, MIB
 
-from dymem.cli.tables import card_stress_notes, card_stress_words
+from dymem.cli.tables import card_stress_notes, card_stress_words, card_time_table
 from dymem.stress import PATTERNS, bisect
 from dymem.stress import on_workers
 from dymem.stress.execute import READ_EVERY, run, value_of
@@ -205,6 +205,17 @@ def test_the_cells_say_what_is_known():
     titles = dict.fromkeys(row["allocators"], "title")
     notes = card_stress_notes([row], titles, {"native": "is slow"})
     assert notes == ["native: is slow", "! rmm_pool (title): blocks lost their bytes in comb.", "expandable: not here"]
+
+
+def test_times_are_over_the_fastest_that_lost_nothing():
+    def cell(seconds, near, damaged=0):
+        return {"status": "done", "ratio": 1.0, "damaged": damaged, "seconds": seconds, "near_seconds": near}
+
+    row = {"pattern": "comb", "allocators": {"native": cell(0.02, 0.1), "rmm_pool": cell(0.001, None, damaged=2),
+                                             "dymem": cell(0.01, None), "async": cell(None, None)}}
+    table = card_time_table([row], "a card")
+    words = [str(list(column.cells)[0]) for column in table.columns]
+    assert words == ["comb", "10.0 ms", "2.00/10.0", "0.10/-", "1.00/-", "-/-"]
 
 
 # --- the command

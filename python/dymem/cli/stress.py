@@ -191,7 +191,7 @@ def _on_card(asked: Asked, allocators: list[str], budget_seconds: float) -> int:
     for note in card_stress_notes(rows, titles, {name: ALLOCATORS[name].note for name in allocators}):
         out.print(note, markup=False)
     report()
-    ratios = [[cell["ratio"] for cell in row["allocators"].values()] for row in rows]
+    ratios = [[None if cell["damaged"] else cell["ratio"] for cell in row["allocators"].values()] for row in rows]
     _draw(asked, rows, allocators, ratios, [card_stress_words(row) for row in rows], where)
     return _judge_card(rows)
 

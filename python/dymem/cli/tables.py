@@ -146,10 +146,14 @@ def _allocators(rows: list[dict]) -> list[str]:
     return list(rows[0]["allocators"]) if rows else []
 
 
+def _headings(rows: list[dict]) -> list[str]:
+    return [name.replace("_", " ") for name in _allocators(rows)]  # these break where the table is narrow
+
+
 def card_stress_table(rows: list[dict], where: str) -> Table:
     """Smallest limits by pattern and allocator; the best of a row, to the precision shown, is highlighted."""
     table = _table(f"Smallest limit under which each pattern survives, as a multiple of its occupied peak ({where})",
-                   ["pattern", "occupied", *_allocators(rows)])
+                   ["pattern", "occupied", *_headings(rows)])
     for row in rows:
         best = _best(row, "ratio")
         words = [_highlighted(word, (ratio := _sound(cell, "ratio")) is not None and round(ratio, 3) <= round(best, 3),
@@ -162,15 +166,15 @@ def card_stress_table(rows: list[dict], where: str) -> Table:
 def card_time_table(rows: list[dict], where: str) -> Table:
     """Times relative to the fastest of a row: without a limit, and near the smallest limit."""
     table = _table(f"Time of the whole pattern over the fastest allocator's: without a limit / near its smallest ({where})",
-                   ["pattern", "fastest", *_allocators(rows)],
+                   ["pattern", "fastest", *_headings(rows)],
                    caption="Medians of the runs after the first; near: the allocator's own smallest limit + 1 % of the "
                            "occupied peak. Blocks are written and read.")
     for row in rows:
         fastest = _best(row, "seconds")
         words = []
         for cell in row["allocators"].values():
-            seconds = [cell["seconds"], cell["near_seconds"]]
-            word = " / ".join("-" if s is None or not fastest else f"{s / fastest:.2f}" for s in seconds)
+            word = "/".join("-" if cell[key] is None or not fastest else f"{cell[key] / fastest:.{digits}f}"
+                            for key, digits in (("seconds", 2), ("near_seconds", 1)))
             words.append(_highlighted(word, cell["seconds"] is not None and cell["seconds"] == fastest, False))
         table.add_row(_name(row["pattern"]), f"{1e3 * fastest:.1f} ms" if fastest else "-", *words)
     return table
