@@ -3,8 +3,8 @@
 #
 #   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
 #
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given), stress (4 minutes on its
-# own) and peers (two cards)
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
+# minutes each at most; RMM only where it can be imported); stress (4 minutes, likewise); peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -36,6 +36,10 @@ for part in $parts; do
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
     stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
       --picture "$out/stress.png" | tee "$out/stress.txt" ;;
+    rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
+    compare) "$python" -m dymem compare --all --repeats 2 --seconds 560 --json "$out/compare.json" ;;
+    caps) "$python" -m dymem compare --cap 1.00x,1.02x,1.05x,1.20x --seconds 540 --json "$out/caps.json" \
+      --html "$out/caps.html" ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;

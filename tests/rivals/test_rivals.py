@@ -120,3 +120,43 @@ def test_exhaustion_is_told_whoever_says_it():
     assert exhausted(torch.OutOfMemoryError("CUDA out of memory")) and exhausted(MemoryError())
     assert exhausted(RuntimeError("std::bad_alloc: out_of_memory: Maximum pool size exceeded"))
     assert not exhausted(RuntimeError("shapes do not match")) and not exhausted(ValueError("out of memory"))
+
+
+@pytest.mark.torch
+def test_rmm_that_cannot_be_set_up_is_one_sentence(monkeypatch):
+    from dymem.rivals.of_rmm import RmmPool
+
+    fake = FakeRmm()
+    fake.mr.PoolMemoryResource = lambda *upstream, **sizes: (_ for _ in ()).throw(MemoryError("std::bad_alloc\nat: x.cpp"))
+    monkeypatch.setitem(sys.modules, "rmm", fake)
+    monkeypatch.setitem(sys.modules, "rmm.allocators", types.ModuleType("rmm.allocators"))
+    monkeypatch.setitem(sys.modules, "rmm.allocators.torch", types.SimpleNamespace(rmm_torch_allocator="hooks"))
+    monkeypatch.setattr(RmmPool, "missing", lambda self: None)
+    with pytest.raises(InstallError, match="^RMM could not be set up: std::bad_alloc$"):
+        RmmPool("rmm_pool", "RMM pool").install(GIB)
+
+
+@pytest.mark.torch
+def test_history_marks_iterations_in_dymems_trace(python):
+    """Over the emulated driver, whose pool is used through its own binding."""
+    run = python("-c", """
+import dymem
+from dymem import _core
+dymem.install(driver="emulated", trace=True)
+from dymem.rivals import ALLOCATORS
+from dymem.rivals.history import History
+history = History(ALLOCATORS["dymem"])
+history.phase("S")  # no pool yet: nothing to mark
+pool = _core.abi.pool(0)
+block = pool.malloc(1 << 20, 0)
+history.iteration = 3
+history.phase("B")
+other = pool.malloc(1 << 20, 0)
+print(history.save("trace.dymem"))
+from dymem.trace import load
+from dymem.trace.snapshot import EVENT, MARK
+events = list(EVENT.iter_unpack(load("trace.dymem")[0].events))
+print([(e[4] == MARK, e[2], e[6]) for e in events])
+""", timeout=590)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == ["trace.dymem", str([(False, 1 << 20, 0), (True, 3, ord("B")), (False, 1 << 20, 0)])]

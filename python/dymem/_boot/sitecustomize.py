@@ -2,8 +2,8 @@
 
 `dymem run` puts this folder first on PYTHONPATH, so Python runs this file as it starts. It does nothing but wait:
 when torch has been imported, and before anything can have used CUDA through it, dymem is installed with the
-configuration in DYMEM_CONF (or, for `dymem compare`, whichever allocator it compares). A process that never imports torch pays for one look-up. The sitecustomize that this
-one hides, if the environment has one, is run as ever.
+configuration in DYMEM_CONF (or, for `dymem compare`, whichever allocator it compares). A process that never imports
+torch pays for one look-up. The sitecustomize that this one hides, if the environment has one, is run as ever.
 """
 
 import importlib.machinery

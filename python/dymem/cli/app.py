@@ -12,8 +12,10 @@ from typing import Annotated, Optional
 import typer
 
 from dymem import __version__
-from dymem.cli import compare, doctor, replay, run, stress
+from dymem.cli import compare, compare_gpu, doctor, replay, run, stress
 from dymem.cli.console import one_sentence
+from dymem.compare.capped import parse_caps
+from dymem.rivals import ALLOCATORS
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,20 +75,44 @@ def _replay(
                                  config={key: value for key, value in given.items() if value is not None}))
 
 
-@app.command("compare", epilog="With a GPU the bundled workloads are trained; without one, the bundled recordings are "
-             "replayed beside what PyTorch reserved for them on the card.")
+@app.command("compare", context_settings={"allow_interspersed_args": False},
+             epilog="With a GPU the bundled workloads are trained, or your script: dymem compare train.py ARGS…; without "
+             "one, the bundled recordings are replayed beside what PyTorch reserved for them on the card. Exit code 0: "
+             "all ran; 1: something failed under some allocator; 2: bad input.")
 @one_sentence
 def _compare(
+    script: Annotated[Optional[list[str]], typer.Argument(metavar="[SCRIPT.py ARGS…]", show_default=False,
+                      help="A script of yours and what it is given; steps are those of its optimizer.")] = None,
     json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                     help="Write every figure there.")] = None,
+    html: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write one page there, tables and pictures in it.")] = None,
+    pictures: Annotated[Optional[Path], typer.Option(metavar="FOLDER", show_default=False,
+                        help="Write the pictures there: who holds which addresses over time; steps under caps.")] = None,
     only: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
                     help="Only this recording or workload (may be repeated).")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every workload that can run here, not the short choice.")] = False,
+    allocators: Annotated[Optional[str], typer.Option(metavar="A,B,…", show_default=False,
+                          help=f"Of {', '.join(ALLOCATORS)}; all unless given.")] = None,
+    cap: Annotated[Optional[str], typer.Option(metavar="R,R,…", show_default=False, help="Train under hard caps: multiples "
+                   "of PyTorch's live peak, for example 1.00x,1.02x,1.05x.")] = None,
+    repeats: Annotated[Optional[int], typer.Option(metavar="N", min=1, max=100, show_default=False, help="Processes of each "
+                       "allocator, interleaved. [default: 3; under caps 1]")] = None,
+    iterations: Annotated[int, typer.Option(metavar="N", min=2, help="Steps of a workload.")] = 24,
+    shapes: Annotated[int, typer.Option(metavar="N", min=0, help="Shapes of a workload whose steps vary; steps are timed from "
+                      "the second of each on. 0: every step its own.")] = 8,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Time for everything; what does not fit is left "
+                       "out.")] = 1800.0,
     recordings: Annotated[bool, typer.Option("--recordings", help="Replay the recordings even where a GPU is.")] = False,
     lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
 ) -> None:
-    """The same work under PyTorch's allocator and under dymem, in one table."""
-    raise typer.Exit(compare.main(json_file=json, only=only, recordings=recordings, lag_ms=lag, markdown=markdown))
+    """The same work under PyTorch's allocators, RMM's and dymem, side by side."""
+    asked = compare_gpu.Asked(json_file=json, html_file=html, folder=pictures, only=only, every=every,
+                              allocators=compare_gpu.chosen_allocators(allocators), repeats=repeats,
+                              iterations=iterations, shapes=shapes, seconds=seconds,
+                              caps=None if cap is None else parse_caps(cap), markdown=markdown)
+    raise typer.Exit(compare.main(asked, program=script or [], recordings=recordings, lag_ms=lag))
 
 
 @app.command("stress", epilog="Each pattern is run under smaller and smaller limits until it no longer fits: with a GPU by "

@@ -1,53 +1,51 @@
-"""`dymem compare`: the same work under PyTorch's allocator and under dymem, in one table.
+"""`dymem compare`: the same work under several allocators, in one table.
 
-With a GPU, bench/train.py of the checkout trains each bundled workload twice, native and dymem, each in a process of
-its own. Without one (or from an installed package, which has no bench/), the bundled recordings are replayed on the
-emulated device, beside what PyTorch's allocator reserved for them on the card; that needs no torch.
+With a GPU, the bundled workloads or a script of the user's run under each allocator (compare_gpu.py). Without one (or, for
+the workloads, from an installed package, which has no bench/), the bundled recordings are replayed on the emulated device,
+beside what PyTorch's allocator reserved for them on the card; that needs no torch.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import ctypes
-import json
 import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from dymem import __version__, _paths
 from dymem.cli.console import check_writable, chosen, complain, progress, show, write_json
-from dymem.cli.tables import compare_table, training_table
-from dymem.errors import DymemError, InvalidArgument
+from dymem.cli.compare_gpu import Asked, compare_script, compare_training, pictures_in
+from dymem.cli.page import write_page
+from dymem.cli.tables import compare_table
+from dymem.compare import card, pictures, training
+from dymem.config import Config
+from dymem.errors import DymemError, InvalidArgument, MissingPackage
 from dymem.replaying import lag_ns, replay_recording
 from dymem.trace import load, name_of
 
-TRAIN = _paths.PACKAGE.parent.parent / "bench" / "train.py"
-
-
-def gpu_count() -> int:
-    """GPUs that the driver reports; asked without a context, so that nothing of the device is taken."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
-
-
-def main(*, json_file: Path | None, only: list[str] | None, recordings: bool, lag_ms: float,
-         markdown: bool = False) -> int:
+def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -> int:
     lag_ns(lag_ms)
-    check_writable(json_file)
-    if not recordings and gpu_count() > 0:
-        if TRAIN.exists():
-            return compare_training(json_file, only, markdown)
-        complain(f"a GPU is here, but not {TRAIN}: training needs a checkout; the recordings are replayed instead.")
-    return compare_recordings(json_file, only, lag_ms, markdown)
+    for path in (asked.json_file, asked.html_file):
+        check_writable(path)
+    if program:
+        if not program[0].endswith(".py"):
+            raise InvalidArgument(f"'{program[0]}' is no script (its name does not end in .py); workloads and recordings are "
+                                  "named with --only.")
+        if recordings:
+            raise InvalidArgument("--recordings replays the bundled recordings; leave it out beside a script.")
+        if card.gpu_count() == 0 and Config.from_environment().driver != "emulated":
+            raise InvalidArgument("there is no GPU here to run the script on; without one, dymem compare replays recordings.")
+        return compare_script(program, asked)
+    if not recordings and card.gpu_count() > 0:
+        if training.TRAIN.exists():
+            return compare_training(asked)
+        complain(f"a GPU is here, but not {training.TRAIN}: training needs a checkout; the recordings are replayed instead.")
+    if asked.caps or asked.allocators or asked.every:
+        raise InvalidArgument("--cap, --allocators and --all train, which needs a GPU and a checkout; without them the "
+                              "recordings are replayed.")
+    return compare_recordings(asked, lag_ms)
 
 
 # --- recordings
@@ -67,11 +65,11 @@ def _replay_file(path: str, lag_ms: float) -> list[dict]:  # runs in a worker pr
     return [replay_recording(recording, lag_ms=lag_ms) for recording in load(path)]
 
 
-def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: float, markdown: bool) -> int:
+def compare_recordings(asked: Asked, lag_ms: float) -> int:
     paths = {name_of(path): path for path in sorted(_paths.traces_dir().glob("*.pickle.xz"))}
     if not paths:
         raise InvalidArgument(f"there are no recordings in {_paths.traces_dir()}; install dymem again.")
-    names = chosen(list(paths), only)
+    names = chosen(list(paths), asked.only)
     by_size = sorted(names, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
     results, failed = {}, []
     workers = min(2, len(os.sched_getaffinity(0)))
@@ -91,56 +89,29 @@ def compare_recordings(json_file: Path | None, only: list[str] | None, lag_ms: f
             bar.update(task, advance=1, description=f"replayed {name}")
     rows = [row for name in names for row in results.get(name, [])]
     if rows:
-        show(compare_table(rows, lag_ms), markdown)
+        show(compare_table(rows, lag_ms), asked.markdown)
     for sentence in failed:
         complain(sentence)
-    write_json(json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
+    with pictures_in(asked) as folder:
+        if rows and folder is not None:
+            drawn = _drawn({name: paths[name] for name in names if name in results}, folder)
+            write_page(asked.html_file, "dymem compare: recordings", [compare_table(rows, lag_ms), *drawn, *failed])
+    write_json(asked.json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
     return 2 if failed else int(any(row["oom"] or row["audit"] for row in rows))
 
 
-# --- training, on a GPU
-
-
-def _train(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(TRAIN), *arguments], capture_output=True, text=True)
-
-
-def compare_training(json_file: Path | None, only: list[str] | None, markdown: bool) -> int:
-    listing = _train("--list")
-    if listing.returncode != 0:
-        raise InvalidArgument(f"bench/train.py cannot list its workloads: {last_line(listing)}")
-    names = chosen(listing.stdout.split(), only)
-    rows, failed = [], []
-    with progress() as bar, tempfile.TemporaryDirectory() as folder:
-        task = bar.add_task("training", total=2 * len(names))
-        for name in names:
-            row = {"workload": name}
-            for allocator in ("native", "dymem"):
-                bar.update(task, description=f"{name} under {allocator}")
-                try:
-                    row[allocator] = _trained(name, allocator, Path(folder) / f"{name}.{allocator}.json")
-                except InvalidArgument as error:
-                    failed.append(str(error))
-                bar.update(task, advance=1)
-            if "native" in row and "dymem" in row:
-                rows.append(row)
-    if rows:
-        show(training_table(rows), markdown)
-    for sentence in failed:
-        complain(sentence)
-    write_json(json_file, {"kind": "training", "workloads": rows, "errors": failed, "dymem": __version__})
-    return 1 if failed else 0
-
-
-def _trained(workload: str, allocator: str, target: Path) -> dict:
-    """What one run of bench/train.py measured; InvalidArgument with its last line if it did not train to the end."""
-    run = _train(workload, "--allocator", allocator, "--json", str(target))
-    result = json.loads(target.read_text()) if target.exists() else {}
-    if run.returncode != 0 or not result or result.get("out_of_memory"):
-        raise InvalidArgument(f"{workload} under {allocator}: {result.get('out_of_memory') or last_line(run)}")
-    return result
-
-
-def last_line(run: subprocess.CompletedProcess) -> str:
-    lines = (run.stderr or run.stdout).strip().splitlines()
-    return lines[-1] if lines else f"it ended with code {run.returncode} and said nothing."
+def _drawn(paths: dict[str, Path], folder: Path) -> list[Path]:
+    """Who held which addresses, PyTorch's layout above dymem's: one PNG for each recording."""
+    made = []
+    with progress() as bar:
+        task = bar.add_task("drawing addresses", total=len(paths))
+        for name, path in paths.items():
+            target = folder / f"addresses-{name}.png"
+            try:
+                pictures.replayed_addresses(path, target)
+            except MissingPackage as error:  # it would be missing for the others too
+                complain(error)
+                break
+            made.append(target)
+            bar.update(task, advance=1, description=f"drew {name}")
+    return made

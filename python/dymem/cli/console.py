@@ -85,17 +85,20 @@ def write_json(path: Path | None, content: dict) -> None:
     Not where a rename would do harm or cannot be: a link, pipe or device (/dev/stdout) stays what it is and is
     written through, and so is a file in a folder that takes no new ones.
     """
-    if path is None:
-        return
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    if path is not None:
+        write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As write_json does."""
     folder = path.absolute().parent
     try:
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not os.access(folder, os.W_OK)):
-            path.write_text(text)
+            path.write_bytes(data)
             return
         part = folder / f".dymem-{os.getpid()}.part"
         try:
-            part.write_text(text)
+            part.write_bytes(data)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ def warm_driver(result: dict) -> str:
     return f"{calls:,} ({100 * result['driver_time_warm_us'] / span:.2f} %)" if span else f"{calls:,}"
 
 
-def _table(title: str, names: list[str], caption: str | None = None) -> Table:
+def new_table(title: str, names: list[str], caption: str | None = None) -> Table:
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left")
     for index, name in enumerate(names):
         table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
@@ -43,7 +43,7 @@ def replay_table(results: list[dict]) -> Table:
     limited = any(result["limit_bytes"] for result in results)
     names = ["trace", "live peak", "occupied peak", "PyTorch reserved", "dymem reserved", "warm driver calls",
              "malloc / free"]
-    table = _table("Replayed through dymem's pool", names + (["limit", "fits"] if limited else []))
+    table = new_table("Replayed through dymem's pool", names + (["limit", "fits"] if limited else []))
     for r in results:
         ours = r["reserved_peak_bytes"]
         row = [_name(r["name"]), format_bytes(r["live_peak_bytes"]), format_bytes(r["occupied_peak_bytes"]),
@@ -67,7 +67,7 @@ def oom_sentence(result: dict) -> str:
 
 
 def compare_table(results: list[dict], lag_ms: float) -> Table:
-    table = _table("Recorded training runs: PyTorch's allocator on the card, dymem's pool replaying the same calls",
+    table = new_table("Recorded training runs: PyTorch's allocator on the card, dymem's pool replaying the same calls",
                    ["recording", "occupied peak", "PyTorch reserved", "dymem reserved", "saved", "warm driver calls"],
                    caption=f"In brackets: over the occupied peak; driver time of warm iterations. Lag {lag_ms:g} ms.")
     for r in results:
@@ -78,27 +78,10 @@ def compare_table(results: list[dict], lag_ms: float) -> Table:
     return table
 
 
-def training_table(rows: list[dict]) -> Table:
-    """Rows of `dymem compare` on a GPU: {"workload", "native": result, "dymem": result}."""
-    table = _table("Trained here, each allocator in a process of its own",
-                   ["workload", "occupied peak", "PyTorch reserved", "dymem reserved", "saved", "PyTorch step",
-                    "dymem step"])
-    for row in rows:
-        native, ours = row["native"], row["dymem"]
-        table.add_row(
-            row["workload"], format_bytes(ours["occupied_peak_bytes"]),
-            with_overhead(native["reserved_peak_bytes"], native["occupied_peak_bytes"]),
-            with_overhead(ours["reserved_peak_bytes"], ours["occupied_peak_bytes"]),
-            format_bytes(native["reserved_peak_bytes"] - ours["reserved_peak_bytes"]),
-            f"{native['step_ms']:.1f} ms",
-            f"{ours['step_ms']:.1f} ms ({percent(ours['step_ms'] / native['step_ms'] - 1)})")
-    return table
-
-
 def stress_table(rows: list[dict]) -> Table:
     """Smallest limits of `dymem stress`, a row for each pattern and a column for each setting."""
     settings = list(rows[0]["settings"]) if rows else []
-    table = _table("Smallest limit under which each pattern survives, as a multiple of its occupied peak",
+    table = new_table("Smallest limit under which each pattern survives, as a multiple of its occupied peak",
                    ["pattern", "occupied peak", *settings, "from"],
                    caption="Emulated device. In brackets: driver calls of the whole run at that limit.")
     for row in rows:

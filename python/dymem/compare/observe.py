@@ -1,9 +1,10 @@
 """In the process of a user's script: runs it under one allocator, times its optimizer steps and reads the peaks at exit.
 
 The start hook of `dymem run` calls `start` when torch has been imported. Environment: DYMEM_RIVAL names the allocator,
-DYMEM_RIVAL_LIMIT is its cap in bytes (0: none), DYMEM_REPORT the folder that takes one JSON file a process. A step is
-what lies between two ends of an optimizer's step, the device synchronised at each. Random numbers that the script does
-not seed itself are seeded, so that all allocators meet the same work.
+DYMEM_REPORT the folder that takes one JSON file a process, DYMEM_HISTORY (if set) the file that takes who held what, after
+which the script is ended: that run is for a picture only. A step is what lies between two ends of an optimizer's step, the
+device synchronised at each. Random numbers that the script does not seed itself are seeded, so that all allocators meet
+the same work.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pathlib import Path
 
 from dymem.rivals import ALLOCATORS, Allocator, exhausted
 from dymem.rivals.allocator import nothing_known
+from dymem.rivals.history import History
 
-RIVAL, LIMIT, REPORT = "DYMEM_RIVAL", "DYMEM_RIVAL_LIMIT", "DYMEM_REPORT"
+RIVAL, REPORT, HISTORY = "DYMEM_RIVAL", "DYMEM_REPORT", "DYMEM_HISTORY"
 SEED = 0
+HISTORY_STEPS = 4
 
 
 def start(folder: str) -> None:
@@ -29,16 +32,40 @@ def start(folder: str) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     allocator = ALLOCATORS[os.environ[RIVAL]]
-    limit_bytes = int(os.environ.get(LIMIT, "0")) or None
-    allocator.install(limit_bytes)
-    if limit_bytes:
-        torch.cuda._lazy_call(lambda: allocator.limit(limit_bytes))  # as soon as the script starts CUDA
+    allocator.install()
     torch.manual_seed(SEED)
     random.seed(SEED)
+    if file := os.environ.get(HISTORY):
+        _record(allocator, Path(file))
     watch = _Watch(allocator, Path(folder))
     register_optimizer_step_post_hook(watch.stepped)
     watch.excepthook, sys.excepthook = sys.excepthook, watch.failed
     atexit.register(watch.report)
+
+
+def _record(allocator: Allocator, file: Path) -> None:
+    """From the start of CUDA until some steps are done; then the process ends, as if its script had."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    history: list[History] = []
+    torch.cuda._lazy_call(lambda: history.append(History(allocator)))
+
+    def before(*_: object) -> None:
+        for each in history:
+            each.phase("O")
+
+    def after(*_: object) -> None:
+        for each in history:
+            each.iteration += 1
+            each.phase("S")
+            if each.iteration == HISTORY_STEPS:
+                torch.cuda.synchronize()
+                each.save(file)
+                os._exit(0)
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
 
 
 class _Watch:

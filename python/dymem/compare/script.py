@@ -6,6 +6,7 @@ it prints is kept from the terminal; of a script that fails the last lines are t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from dymem._paths import PACKAGE
 from dymem.compare import figures, observe
 from dymem.compare.training import row_of
 from dymem.compare.turns import TAIL
+from dymem.config import ENVIRONMENT, Config
 from dymem.rivals import ALLOCATORS, child_environment
 
 WARM_FROM = 3
@@ -51,11 +53,11 @@ def warm_from(steps: int) -> int:
     return min(WARM_FROM, max(steps - 1, 0))
 
 
-def run_once(program: Sequence[str], name: str, seconds: float, limit_bytes: int = 0) -> dict:
+def run_once(program: Sequence[str], name: str, seconds: float, history: Path | None = None) -> dict:
     """What one run measured; with `error` and its last lines as `stderr` if it did not end well."""
     with tempfile.TemporaryDirectory(prefix="dymem-compare-") as folder, tempfile.TemporaryFile() as said:
         process = subprocess.Popen([sys.executable, *program], stdin=subprocess.DEVNULL, stdout=said,
-                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, limit_bytes),
+                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, history),
                                    start_new_session=True)  # with its children, so that all can be ended
         code = _wait(process, seconds)
         said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
@@ -66,16 +68,30 @@ def run_once(program: Sequence[str], name: str, seconds: float, limit_bytes: int
     if code != 0:
         last = (tail.splitlines() or ["it said nothing"])[-1]
         return result | {"error": result.get("out_of_memory") or f"{_ended(code)}: {last}", "stderr": tail}
-    if not result:
+    if not result and not history:
         return {"error": "the script ended without importing torch", "stderr": tail}
     return result
 
 
-def environment_of(name: str, folder: str, limit_bytes: int = 0) -> dict[str, str]:
-    environment = child_environment(ALLOCATORS[name], limit_bytes or None)
+def record_history(program: Sequence[str], name: str, target: Path, seconds: float) -> str | None:
+    """Runs the first steps once more to write who held what; a sentence where that failed."""
+    result = run_once(program, name, seconds, target)
+    if not target.exists():
+        why = result.get("error", "it made too few optimizer steps on the GPU")
+        return f"{Path(program[0]).name} under {name}: no picture of addresses: {why}"
+    return None
+
+
+def environment_of(name: str, folder: str, history: Path | None = None) -> dict[str, str]:
+    environment = child_environment(ALLOCATORS[name])
+    if history is not None:
+        environment[observe.HISTORY] = str(history)
+        if ENVIRONMENT in environment:
+            config = Config.from_conf(environment[ENVIRONMENT])
+            environment[ENVIRONMENT] = dataclasses.replace(config, trace=True).to_conf()
     path = os.pathsep.join(filter(None, [str(PACKAGE / "_boot"), os.environ.get("PYTHONPATH")]))
     return environment | {"DYMEM_RUN": "1", "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1",
-                          observe.REPORT: folder, observe.RIVAL: name, observe.LIMIT: str(limit_bytes)}
+                          observe.REPORT: folder, observe.RIVAL: name}
 
 
 def _wait(process: subprocess.Popen, seconds: float) -> int | None:

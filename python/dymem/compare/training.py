@@ -35,9 +35,10 @@ class Session:
     iterations: int = 24
     shapes: int = 8
     say: Callable[[str], None] = lambda sentence: None
-    train: Path = TRAIN
+    train: Path | None = None  # default: TRAIN
 
     def __post_init__(self) -> None:
+        self.train = self.train or TRAIN
         self.end = time.monotonic() + self.seconds
 
     def left(self) -> float:
@@ -144,7 +145,7 @@ def record_history(workload: str, name: str, target: Path, session: Session) -> 
     command = [sys.executable, str(session.train), workload, "--allocator", name, "--iterations",
                str(HISTORY_ITERATIONS), "--history", str(target)]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=session.left())
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=max(60.0, session.left()))
     except subprocess.TimeoutExpired:
         return f"{workload} under {name}: no picture of addresses, the time was spent."
     if run.returncode != 0 or not target.exists():

@@ -19,7 +19,7 @@ from dymem.rivals.of_torch import CudaMallocAsync, TorchOwn
 
 ALLOCATORS: dict[str, Allocator] = {allocator.name: allocator for allocator in (
     TorchOwn("native", "PyTorch"),
-    TorchOwn("expandable", "PyTorch, expandable segments", "expandable_segments:True"),
+    TorchOwn("expandable", "expandable segments", "expandable_segments:True"),
     CudaMallocAsync("async", "cudaMallocAsync"),
     RmmPool("rmm_pool", "RMM pool"),
     RmmAsync("rmm_async", "RMM async"),

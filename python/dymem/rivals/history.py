@@ -1,15 +1,18 @@
 """Records who held what under an allocator, for pictures of address over time: in a run of its own, since it costs time.
 
 PyTorch's native allocator, with or without expandable segments, tells every address in its snapshot. dymem writes the
-trace of what it was asked, from which a replay finds the addresses. The others tell nothing.
+trace of what it was asked, from which a replay finds the addresses. The others tell nothing. Phases are said by the
+program's own thread between its calls, as metadata of the snapshot or as marks in the trace.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from dymem.rivals.allocator import Allocator
 from dymem.rivals.of_dymem import Dymem
+from dymem.trace.snapshot import EVENT, MARK
 
 ENTRIES_MAX = 10**7
 
@@ -28,11 +31,17 @@ class History:
 
     def phase(self, phase: str) -> None:
         """S start, F forward, B backward, O optimizer; what is allocated from here on belongs to it."""
-        import torch
+        if isinstance(self.allocator, Dymem):
+            from dymem import _core
 
-        mark = getattr(torch.cuda.memory, "_set_memory_metadata", None)
-        if self.allocator.history and mark is not None:
-            mark(f"{self.iteration}:{phase}")
+            if _core.abi.made(0):  # before its first use there is no pool, and nothing to mark
+                _core.abi.recorder(0).record(EVENT.pack(time.monotonic_ns(), 0, self.iteration % 2**64, 0, MARK, 0,
+                                                        ord(phase), self.iteration))
+        elif self.allocator.history:
+            import torch
+
+            if (mark := getattr(torch.cuda.memory, "_set_memory_metadata", None)) is not None:
+                mark(f"{self.iteration}:{phase}")
 
     def save(self, path: Path) -> str | None:
         """Writes it; the path, or None where this allocator has no history."""

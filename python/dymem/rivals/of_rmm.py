@@ -54,7 +54,10 @@ class Rmm(Allocator):
     def _serve(self, limit_bytes: int | None) -> None:
         import rmm
 
-        self._statistics = rmm.mr.StatisticsResourceAdaptor(self._resource(limit_bytes))
+        try:
+            self._statistics = rmm.mr.StatisticsResourceAdaptor(self._resource(limit_bytes))
+        except (RuntimeError, MemoryError) as error:
+            raise InstallError(f"RMM could not be set up: {(str(error).splitlines() or ['no memory'])[0]}") from None
         rmm.mr.set_current_device_resource(self._statistics)
 
     def start_over(self, limit_bytes: int | None) -> bool:

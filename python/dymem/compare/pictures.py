@@ -1,0 +1,87 @@
+"""The pictures of `dymem compare`: step time over the cap, and who held which addresses. Needs matplotlib."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Mapping, Sequence
+
+from dymem.errors import DymemError, MissingPackage
+from dymem.rivals import ALLOCATORS
+
+SLOWEST = 4.0  # where the axis of step times ends
+
+
+def cap_curve(row: Mapping, target: Path) -> None:
+    """Step time under each cap over PyTorch's without one; a cross at the top where it did not train."""
+    Figure = _figure()
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes = figure.subplots()
+    caps = [cell["cap"] for cell in row["caps"]]
+    for position, name in enumerate(row["allocators"]):
+        cells = [cell[name] for cell in row["caps"]]
+        trained = [(cap, cell["ratio"]) for cap, cell in zip(caps, cells) if cell.get("ratio")]
+        colour = f"C{position}"
+        axes.plot([cap for cap, _ in trained], [min(ratio, SLOWEST) for _, ratio in trained], marker="o", color=colour,
+                  label=ALLOCATORS[name].title)
+        # Beside each other, so that one cross does not hide the next.
+        failed = [cap + 0.0006 * position for cap, cell in zip(caps, cells) if cell["trains"] is False]
+        axes.plot(failed, [SLOWEST * 0.97] * len(failed), linestyle="", marker="x", markersize=9, color=colour)
+    axes.axhline(1.0, color="#888888", linewidth=0.8, zorder=0)
+    axes.set(xlabel="hard cap / live peak of PyTorch without a cap", ylabel="step time / PyTorch without a cap",
+             title=f"{row['workload']}: training under a hard cap (x: out of memory)", yscale="log")
+    ticks = [0.9, 1.0, 1.05, 1.2, 1.5, 2.0, 3.0, 4.0]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(0.9, SLOWEST)
+    axes.set_xticks(caps, [f"{cap:g}" for cap in caps])
+    axes.legend(fontsize=9)
+    _save(figure, target)
+
+
+def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: Path) -> None:
+    """One panel for each (allocator, recorded file): PyTorch's snapshots as they tell, dymem's traces replayed."""
+    _figure()
+    from dymem.plotting.address import address_picture
+    from dymem.plotting.layout import layout_of
+    from dymem.plotting.replayed import replayed_layout
+    from dymem.trace import load
+
+    layouts = []
+    for name, path in files:
+        title = ALLOCATORS[name].title
+        keys = getattr(ALLOCATORS[name], "keys", None)
+        recording = load(path, layout=keys is None)[0]
+        layouts.append(layout_of(recording, name=title) if keys is None
+                       else replayed_layout(recording, name=title, config=keys))
+    address_picture(layouts, target, title=f"{workload}: who holds which addresses")
+
+
+def replayed_addresses(recording_file: Path, target: Path) -> None:
+    """PyTorch's own layout as recorded, and below it dymem's from the replay."""
+    _figure()
+    from dymem.plotting.address import address_picture
+    from dymem.plotting.layout import layout_of
+    from dymem.plotting.replayed import replayed_layout
+    from dymem.trace import load
+
+    recording = load(recording_file, layout=True)[0]
+    address_picture([layout_of(recording, name=f"{recording.name}, PyTorch"),
+                     replayed_layout(recording, name=f"{recording.name}, dymem")], target, title=recording.name)
+
+
+def _figure():
+    """matplotlib's Figure, which needs no display."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None
+    return Figure
+
+
+def _save(figure, target: Path) -> None:
+    try:
+        figure.savefig(target, format="png", dpi=130)
+    except OSError as error:
+        raise DymemError(f"{os.fsencode(target).decode('utf-8', 'replace')} cannot be written: {error.strerror}.") from None

@@ -1,0 +1,156 @@
+"""`dymem compare` as on a machine with a GPU, a stand-in training in place of bench/train.py; pages, JSON, bad input."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dymem.cli import compare, compare_gpu
+from dymem.cli.compare_gpu import Asked
+from dymem.cli.page import page
+from dymem.compare import card, training
+from dymem.errors import InvalidArgument
+
+HERE = Path(__file__).parent
+NAMES = ["native", "expandable", "async", "rmm_pool", "rmm_async", "dymem", "dymem_remap", "dymem_contiguous"]
+spec = importlib.util.spec_from_file_location("fake_train", HERE.parent / "compare" / "conftest.py")
+fakes = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fakes)
+
+
+@pytest.fixture
+def on_a_gpu(tmp_path, monkeypatch):
+    """A card is here and RMM is not; the adapter needs no building."""
+    (tmp_path / "train.py").write_text(fakes.FAKE_TRAIN)
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log.txt"))
+    monkeypatch.setattr(training, "TRAIN", tmp_path / "train.py")
+    monkeypatch.setattr(card, "gpu_count", lambda: 1)
+    monkeypatch.setattr(card, "total_bytes", lambda: 80 << 30)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "rmm" else find(name, *more))
+    monkeypatch.setattr(compare_gpu, "build_adapter", lambda: None)
+    return lambda **asked: compare.main(Asked(iterations=5, shapes=2, **asked), program=[], recordings=False, lag_ms=10.0)
+
+
+def test_all_allocators_side_by_side(on_a_gpu, tmp_path, capsys):
+    assert on_a_gpu(json_file=tmp_path / "out.json", repeats=1) == 0
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["kind"] == "training" and content["gpu"] == "a card" and content["errors"] == []
+    (row,) = content["workloads"]
+    assert row["allocators"] == NAMES == list(content["allocators"])
+    assert row["rmm_pool"]["missing"] and "pip install rmm" in row["rmm_pool"]["error"]
+    for name in set(NAMES) - {"rmm_pool", "rmm_async"}:
+        assert {"live_peak_bytes", "occupied_peak_bytes", "reserved_peak_bytes", "step_ms", "overhead", "ratio",
+                "ratio_upper_95", "calls_per_step", "call_ns", "device_allocations", "runs"} <= set(row[name]), name
+    said = capsys.readouterr()
+    for word in ("cudaMallocAsync", "RMM pool", "not here", "dymem, alias=off", "102 MiB", "1.000 ≤1.000"):
+        assert word in said.out.replace("102.0", "102"), word
+    assert "pip install rmm-cu13" in said.err
+
+
+def test_a_failure_under_one_allocator_is_told_and_ends_with_1(on_a_gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_CRASH", "expandable")
+    assert on_a_gpu(json_file=tmp_path / "out.json", repeats=2, allocators=["native", "expandable", "dymem"]) == 1
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert len(content["errors"]) == 1 and "the card caught fire" in content["errors"][0]
+    assert content["workloads"][0]["dymem"]["repeats"] == 2
+    said = capsys.readouterr()
+    assert "failed" in said.out and "in a kernel" in said.err
+
+
+def test_caps_with_page_and_curve(on_a_gpu, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert on_a_gpu(json_file=tmp_path / "out.json", html_file=tmp_path / "out.html", folder=tmp_path / "pictures",
+                    caps=[1.0, 1.05, 1.5]) == 0
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["kind"] == "capped"
+    assert [cell["dymem"]["trains"] for cell in content["workloads"][0]["caps"]] == [False, True, True]
+    assert content["workloads"][0]["caps"][0]["rmm_pool"]["missing"]
+    assert (tmp_path / "pictures" / "caps-resnet50_b128.png").read_bytes().startswith(b"\x89PNG")
+    assert self_contained((tmp_path / "out.html").read_text()) == 1
+    assert "out of memory" in capsys.readouterr().out
+
+
+def self_contained(text: str) -> int:
+    """Nothing is loaded from elsewhere; the number of pictures in it."""
+    sources = re.findall(r'(?:src|href)\s*=\s*"([^"]*)"', text)
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"<script|<link|@import|url\(|https?://", text)
+    return len(sources)
+
+
+def test_without_matplotlib_there_is_a_page_without_pictures(on_a_gpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert on_a_gpu(html_file=tmp_path / "out.html", caps=[1.5], allocators=["native", "dymem"]) == 0
+    assert self_contained((tmp_path / "out.html").read_text()) == 0
+    assert "matplotlib" in capsys.readouterr().err
+
+
+def test_a_page_takes_any_text_for_text(tmp_path):
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("a", "b", title="<title>")
+    table.add_row(Text("[red]<b>"), "[red]3[/red]")
+    text = page("x & y", [table, "1 < 2"])
+    assert "<td>[red]&lt;b&gt;</td><td>3</td>" in text and "x &amp; y" in text and "1 &lt; 2" in text
+
+
+@pytest.mark.parametrize("asked, words", [
+    ({"only": ["nosuch"]}, ["nosuch", "resnet50_b128", "unet_b16"]),
+    ({"folder": Path("/dev/null/x")}, ["/dev/null/x"]),
+    ({"html_file": Path("/nowhere/x.html")}, ["/nowhere/x.html"]),
+    ({"json_file": Path("/nowhere/x.json")}, ["/nowhere/x.json"]),
+    ({"allocators": ["rmm_pool"]}, ["pip install rmm"]),
+])
+def test_bad_input_on_a_gpu(on_a_gpu, asked, words):
+    with pytest.raises(InvalidArgument) as raised:
+        on_a_gpu(**asked)
+    assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--allocators", "jemalloc"], ["jemalloc", "native", "dymem_contiguous"]),
+    (["--allocators", ","], ["names none", "native"]),
+    (["--cap", "1.0z"], ["1.0z", "--cap 1.00x"]),
+    (["--cap", "1.02x"], ["needs a GPU"]),
+    (["--all"], ["needs a GPU"]),
+    (["train.py"], ["no GPU"]),
+    (["resnet50_b128"], ["--only"]),
+    (["--html", "nowhere/x.html"], ["nowhere/x.html"]),
+])
+def test_bad_input_without_a_gpu(dymem_command, arguments, words):
+    if card.gpu_count():
+        pytest.skip("a GPU is here")
+    run = dymem_command("compare", *arguments)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+    assert all(word in run.stderr for word in words), run.stderr
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["nosuch.py"], ["no script nosuch.py"]),
+    (["--cap", "1.02x", "x.py"], ["--only"]),
+    (["--only", "unet_b16", "x.py"], ["leave them out"]),
+    (["--recordings", "x.py"], ["leave it out"]),
+])
+def test_bad_input_beside_a_script(dymem_command, tmp_path, arguments, words):
+    (tmp_path / "x.py").write_text("")
+    run = dymem_command("compare", *arguments, env={"DYMEM_CONF": "driver:emulated"})
+    assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+    assert all(word in run.stderr for word in words), run.stderr
+
+
+@pytest.mark.torch
+def test_a_script_of_the_users(dymem_command, tmp_path):
+    (tmp_path / "my train.py").write_text(
+        "import sys, torch\nassert sys.argv[1:] == ['--json', 'mine']\nw = torch.zeros(3, requires_grad=True)\n"
+        "o = torch.optim.SGD([w])\nfor i in range(5):\n    w.sum().backward(); o.step()\nprint('secret')\n")
+    run = dymem_command("compare", "--allocators", "native,dymem", "--repeats", "1", "--json", "out.json", "my train.py",
+                        "--json", "mine", env={"DYMEM_CONF": "driver:emulated"}, timeout=590)
+    assert run.returncode == 0, run.stderr
+    assert "my train.py" in run.stdout and "secret" not in run.stdout + run.stderr
+    row = json.loads((tmp_path / "out.json").read_text())["workloads"][0]
+    assert [len(row[name]["runs"][0]["step_seconds"]) for name in ("native", "dymem")] == [4, 4]
