@@ -7,7 +7,7 @@ namespace dymem {
 enum class Backing : std::uint8_t {
   automatic,   // vmm where the device has it, else contiguous
   vmm,         // granules
-  contiguous,  // one slab; reserved = its high-water mark (CNMeM's shape)
+  contiguous,  // slabs; reserved = their high-water marks (CNMeM's shape)
 };
 
 }  // namespace dymem

@@ -1,4 +1,4 @@
-// Errors. Three kinds, never mixed:
+// Errors. Three kinds, never mixed (SleepError is of the first):
 //   - a caller's mistake (unknown address, absurd size): InvalidArgument, one sentence that says what to do;
 //   - exhaustion: OutOfMemory, with every figure that explains it; the pool stays usable;
 //   - a driver call that failed: DriverError, with the call's name and code.
@@ -30,6 +30,11 @@ class DriverError : public Error {
   int code;
 };
 
+// What a sleeping pool, or one that cannot sleep, does not do.
+class SleepError : public Error {
+  using Error::Error;
+};
+
 struct OutOfMemoryFigures {
   Bytes requested = 0;     // bytes asked for
   Bytes live = 0;          // held by callers
@@ -46,6 +51,7 @@ struct OutOfMemoryFigures {
 class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(const OutOfMemoryFigures& figures);  // composes the sentence users see
+  OutOfMemory(const OutOfMemoryFigures& f, const std::string& sentence) : Error(sentence), figures(f) {}
   OutOfMemoryFigures figures;
 };
 

@@ -61,6 +61,7 @@ void bind_abi(py::module_ m) {
   m.def("valid_keys", [] { return config_keys(); });
   m.def("device_count", &device_count, py::call_guard<py::gil_scoped_release>());
   m.def("forked", &forked);
+  m.attr("DEVICES_MAX") = kDevicesMax;
   m.def(
       "made", [](int device) { return pool_if_made(device) != nullptr; }, py::arg("device") = 0,
       "Whether the pool of a device exists; asking makes none.");

@@ -115,6 +115,34 @@ void bind_base(py::module_& m) {
           "set_peer_access", [](Driver& d, Addr at, Bytes n, int peer) { return d.set_peer_access(at, n, peer).code; },
           py::arg("at"), py::arg("size"), py::arg("peer"), WithoutGil())
       .def(
+          "host_alloc",
+          [](Driver& d, Bytes n) {
+            return answer<Addr>([&](Addr* out) {
+              void* base = nullptr;
+              const Status status = d.host_alloc(n, &base);
+              *out = reinterpret_cast<Addr>(base);
+              return status;
+            });
+          },
+          py::arg("size"), "(code, address) of pinned host memory")
+      .def(
+          "host_free", [](Driver& d, Addr base) { return d.host_free(reinterpret_cast<void*>(base)).code; },
+          py::arg("base"), WithoutGil())
+      .def(
+          "copy_to_host",
+          [](Driver& d, Addr to, Addr from, Bytes n, StreamId stream) {
+            return d.copy_to_host(reinterpret_cast<void*>(to), from, n, stream).code;
+          },
+          py::arg("to"), py::arg("from_"), py::arg("n"), py::arg("stream") = 0, WithoutGil())
+      .def(
+          "copy_to_device",
+          [](Driver& d, Addr to, Addr from, Bytes n, StreamId stream) {
+            return d.copy_to_device(to, reinterpret_cast<const void*>(from), n, stream).code;
+          },
+          py::arg("to"), py::arg("from_"), py::arg("n"), py::arg("stream") = 0, WithoutGil())
+      .def(
+          "synchronize", [](Driver& d) { return d.synchronize().code; }, WithoutGil())
+      .def(
           "slab_alloc",
           [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.slab_alloc(n, out); }); },
           py::arg("size"), "(code, address)")

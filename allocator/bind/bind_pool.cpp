@@ -54,11 +54,34 @@ ReclaimCallback reclaim_callback(const py::object& callback) {
   };
 }
 
+TagSet tag_set(const py::object& names) {
+  TagSet tags;
+  if (names.is_none()) return tags;
+  for (const py::handle& name : names) tags.set(tag_number(py::cast<std::string>(name)));
+  return tags;
+}
+
+py::dict report_dict(const SleepReport& r) {
+  py::dict d;
+  d["memory_bytes"] = r.memory;
+  d["copied_bytes"] = r.copied;
+  d["dropped_bytes"] = r.dropped;
+  d["stayed_bytes"] = r.stayed;
+  d["seconds"] = r.seconds;
+  d["copy_seconds"] = r.copy_seconds;
+  d["host_seconds"] = r.host_seconds;
+  return d;
+}
+
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 }  // namespace
 
 void bind_pool(py::module_ m) {
+  m.def("tag_number", &tag_number, py::arg("name"), "The number of a tag, for good; made at first use.");
+  m.def(
+      "set_current_tag", [](const py::object& tag) { return set_current_tag(Tag(to_u64(tag, "tag"))); }, py::arg("tag"),
+      "Blocks handed to this thread carry it from now on (0: untagged); returns what it was.");
   py::class_<Pool>(m, "Pool", "The pool of one device: blocks, limit, statistics, audit.")
       .def(py::init([](Driver& driver, const py::kwargs& options) {
              return std::make_unique<Pool>(driver, pool_config(options));
@@ -139,6 +162,40 @@ void bind_pool(py::module_ m) {
           [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
           py::arg("stream") = 0)
       .def("stats", [](const Pool& pool) { return stats_dict(pool.stats()); })
+      .def(
+          "sleep",
+          [](Pool& pool, const py::object& tags, const py::object& keep, bool drop_untagged) {
+            SleepRequest request;
+            request.everything = tags.is_none();
+            request.tags = tag_set(tags);
+            request.keep_everything = keep.is_none();
+            request.kept = tag_set(keep);
+            request.drop_untagged = drop_untagged;
+            SleepReport report;
+            {
+              py::gil_scoped_release gil;
+              report = pool.sleep(request);
+            }
+            return report_dict(report);
+          },
+          py::arg("tags") = py::none(), py::arg("keep") = py::none(), py::arg("drop_untagged") = false,
+          "Gives memory back and keeps the addresses. tags: what sleeps (None: everything); keep: tags whose contents "
+          "are kept beside what is untagged (None: all contents).")
+      .def(
+          "wake",
+          [](Pool& pool, const py::object& tags) {
+            WakeRequest request;
+            request.everything = tags.is_none();
+            request.tags = tag_set(tags);
+            SleepReport report;
+            {
+              py::gil_scoped_release gil;
+              report = pool.wake(request);
+            }
+            return report_dict(report);
+          },
+          py::arg("tags") = py::none(), "Restores what sleeps at its addresses. tags: what wakes, with the untagged.")
+      .def("free_host_slabs", &Pool::free_host_slabs, WithoutGil(), "Pinned host memory that holds nothing; bytes.")
       .def("reset_peak_stats", &Pool::reset_peak_stats, WithoutGil())
       .def("reset_accumulated_stats", &Pool::reset_accumulated_stats, WithoutGil())
       .def("blocks",

@@ -36,9 +36,10 @@ ReplayOptions replay_options(const py::dict& options) {
     if (name == "lag_ns") out.lag_ns = py::cast<Nanos>(value);
     else if (name == "warm_from_iteration") out.warm_from_iteration = py::cast<int>(value);
     else if (name == "audit_every") out.audit_every = to_u64(value, "audit_every");
+    else if (name == "layout") out.layout = py::cast<bool>(value);
     else
       throw InvalidArgument("'" + name + "' is no option of a replay; the options are " + pool_option_names() +
-                            ", lag_ns, warm_from_iteration and audit_every");
+                            ", lag_ns, warm_from_iteration, audit_every and layout");
   }
   return out;
 }
@@ -55,6 +56,20 @@ py::dict oom_dict(const ReplayOom& oom) {
   d["device_free_bytes"] = oom.figures.device_free;
   d["device_total_bytes"] = oom.figures.device_total;
   d["overhead"] = oom.figures.overhead;
+  return d;
+}
+
+template <class T>
+py::bytes raw_bytes(const std::vector<T>& values) {
+  return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+}
+
+// As bytes that numpy reads: u64 an event, u64 an event, and five u64 a change (replay/layout_watch.hpp).
+py::dict layout_dict(const ReplayLayout& layout) {
+  py::dict d;
+  d["addresses"] = raw_bytes(layout.address);
+  d["reserved"] = raw_bytes(layout.reserved);
+  d["changes"] = raw_bytes(layout.changes);
   return d;
 }
 
@@ -98,7 +113,9 @@ py::dict run_replay(const py::buffer& buffer, const py::dict& options, const py:
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     });
   }
-  return result_dict(result);
+  py::dict out = result_dict(result);
+  if (parsed.layout) out["layout"] = layout_dict(result.layout);
+  return out;
 }
 
 }  // namespace

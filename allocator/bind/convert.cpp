@@ -108,6 +108,9 @@ py::dict stats_dict(const PoolStats& s) {
   d["num_stitch_reuses"] = s.num_stitch_reuses;
   d["num_sticky_hits"] = s.num_sticky_hits;
   d["num_stream_waits"] = s.num_stream_waits;
+  d["slab_bytes"] = stat_dict(s.slab_bytes);
+  d["asleep_bytes"] = s.asleep_bytes;
+  d["host_bytes"] = s.host_bytes;
   d["views"] = s.views;
   d["views_max"] = s.views_max;
   d["va_bytes"] = s.va_bytes;

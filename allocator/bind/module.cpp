@@ -44,6 +44,8 @@ void translate(std::exception_ptr thrown) {
     raise("DriverError", py::make_tuple(e.what(), e.call, e.code));
   } catch (const InvalidArgument& e) {
     raise("InvalidArgument", py::make_tuple(e.what()));
+  } catch (const SleepError& e) {
+    raise("SleepError", py::make_tuple(e.what()));
   } catch (const InternalError& e) {
     raise("InternalError", py::make_tuple(e.what()));
   } catch (const Error& e) {

@@ -14,6 +14,7 @@
 
 #include "driver/decorators.hpp"
 #include "driver/forwarding.hpp"
+#include "driver/host_ranges.hpp"
 #include "driver/ledger.hpp"
 
 namespace dymem {
@@ -113,6 +114,7 @@ class Checked final : public Forwarding<CheckedDriver> {
     const auto call = [&] { return range("unmap", at, size); };
     if (const char* why = capturing()) return forbid("unmap", call(), why);
     if (const char* why = ledger_.refuse_run(at, size)) return forbid("unmap", call(), why);
+    if (copies_.use_device(at, size)) return forbid("unmap", call(), "D9: a copy from or to these pages is under way");
     const Status status = pass(inner_->unmap(at, size), call);
     if (status.ok()) ledger_.unmap(at, size, [](Handle) {});
     return status;
@@ -123,6 +125,46 @@ class Checked final : public Forwarding<CheckedDriver> {
     const auto call = [&] { return text("export_handle(handle %" PRIu64 ")", handle); };
     if (const char* why = ledger_.refuse_handle(handle)) return forbid("export_handle", call(), why);
     return pass(inner_->export_handle(handle, fd), call);
+  }
+
+  Status host_alloc(Bytes size, void** out) override {
+    const Lock lock(mutex_);
+    const auto call = [&] { return text("host_alloc(%" PRIu64 ")", size); };
+    if (size == 0) return forbid("host_alloc", call(), "a size of zero");
+    if (size > kRequestMax) return forbid("host_alloc", call(), "an absurd size");
+    const Status status = pass(inner_->host_alloc(size, out), call);
+    if (status.ok()) host_.add(*out, size);
+    return status;
+  }
+
+  Status host_free(void* base) override {
+    const Lock lock(mutex_);
+    const auto call = [&] { return text("host_free(%p)", base); };
+    const Bytes size = host_.size(base);
+    if (!size) return forbid("host_free", call(), "D9: this is not what host_alloc() gave");
+    if (copies_.use_host(base, size)) return forbid("host_free", call(), "D9: a copy from or to it is under way");
+    const Status status = pass(inner_->host_free(base), call);
+    if (status.ok()) host_.remove(base);
+    return status;
+  }
+
+  Status copy_to_host(void* to, Addr from, Bytes n, StreamId stream) override {
+    return copy("copy_to_host", from, to, n, stream, [&] { return inner_->copy_to_host(to, from, n, stream); });
+  }
+  Status copy_to_device(Addr to, const void* from, Bytes n, StreamId stream) override {
+    return copy("copy_to_device", to, from, n, stream, [&] { return inner_->copy_to_device(to, from, n, stream); });
+  }
+
+  Status synchronize() override {
+    const auto call = [] { return std::string("synchronize()"); };
+    {
+      const Lock lock(mutex_);
+      if (const char* why = capturing()) return forbid("synchronize", call(), why);
+    }
+    const Status status = inner_->synchronize();
+    const Lock lock(mutex_);
+    if (status.ok()) copies_.all_done();
+    return pass(status, call);
   }
 
   Status slab_alloc(Bytes size, Addr* out) override {
@@ -156,7 +198,7 @@ class Checked final : public Forwarding<CheckedDriver> {
     const auto call = [&] { return of_event("event_destroy", event); };
     if (const char* why = no_event(event)) return forbid("event_destroy", call(), why);
     const Status status = pass(inner_->event_destroy(event), call);
-    if (status.ok()) events_.erase(event);
+    if (status.ok()) events_.erase(event), copies_.forget(event);
     return status;
   }
 
@@ -165,7 +207,9 @@ class Checked final : public Forwarding<CheckedDriver> {
     streams_.insert(stream);
     const auto call = [&] { return of_event("event_record", event); };
     if (const char* why = no_event(event)) return forbid("event_record", call(), why);
-    return pass(inner_->event_record(event, stream), call);
+    const Status status = pass(inner_->event_record(event, stream), call);
+    if (status.ok()) copies_.recorded(event, stream);
+    return status;
   }
 
   Status event_query(EventId event) override {
@@ -173,7 +217,9 @@ class Checked final : public Forwarding<CheckedDriver> {
     const auto call = [&] { return of_event("event_query", event); };
     if (const char* why = no_event(event)) return forbid("event_query", call(), why);
     if (const char* why = capturing()) return forbid("event_query", call(), why);
-    return pass(inner_->event_query(event), call);
+    const Status status = pass(inner_->event_query(event), call);
+    if (status.ok()) copies_.completed(event);
+    return status;
   }
 
   Status event_synchronize(EventId event) override {
@@ -184,6 +230,7 @@ class Checked final : public Forwarding<CheckedDriver> {
     }
     const Status status = inner_->event_synchronize(event);
     const Lock lock(mutex_);
+    if (status.ok()) copies_.completed(event);
     return pass(status, call);
   }
 
@@ -243,6 +290,9 @@ class Checked final : public Forwarding<CheckedDriver> {
       all.push_back(text("the reservation of %" PRIu64 " bytes at 0x%" PRIx64 " was not released", size, base));
     for (const auto& [base, size] : ledger_.slabs())
       all.push_back(text("the slab of %" PRIu64 " bytes at 0x%" PRIx64 " was not freed", size, base));
+    host_.each([&](const void* base, Bytes size) {
+      all.push_back(text("pinned host memory of %" PRIu64 " bytes at %p was not freed", size, base));
+    });
     for (const EventId event : events_) all.push_back(text("event %" PRIu64 " was not destroyed", event));
     return all;
   }
@@ -277,6 +327,19 @@ class Checked final : public Forwarding<CheckedDriver> {
     return {Code::invalid, name, 0};
   }
 
+  template <class Inner>
+  Status copy(const char* name, Addr device, const void* host, Bytes n, StreamId stream, const Inner& inner) {
+    const Lock lock(mutex_);
+    streams_.insert(stream);
+    const auto call = [&] { return text("%s(0x%" PRIx64 ", %p, %" PRIu64 ")", name, device, host, n); };
+    if (const char* why = capturing()) return forbid(name, call(), why);
+    if (const char* why = ledger_.refuse_bytes(device, n)) return forbid(name, call(), why);
+    if (!host_.holds(host, n)) return forbid(name, call(), "D9: the host range does not lie in one host_alloc()");
+    const Status status = pass(inner(), call);
+    if (status.ok()) copies_.started(device, host, n, stream);
+    return status;
+  }
+
   template <class Call>
   Status pass(Status status, const Call& call) {
     if (status.code == Code::invalid) note(call(), "the driver refuses what the contract allows");
@@ -287,6 +350,8 @@ class Checked final : public Forwarding<CheckedDriver> {
   const std::string name_;
   mutable std::mutex mutex_;
   Ledger ledger_;
+  HostRanges host_;
+  CopiesUnderWay copies_;
   std::unordered_set<EventId> events_;
   std::unordered_set<StreamId> streams_;  // every stream named in a call
   std::vector<std::string> violations_;

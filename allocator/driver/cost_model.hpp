@@ -12,4 +12,7 @@ constexpr double access_us(Bytes n) { return 38.0 + 0.075 * mib(n); }
 constexpr double unmap_us(Bytes n) { return 26.0 + 0.036 * mib(n); }
 constexpr double destroy_us(Bytes n) { return 14.0 + 0.5 * mib(n); }
 
+// Copies between pinned host memory and the device: 55 GB/s, and what a piece costs of its own.
+constexpr double copy_us(Bytes n) { return 8.0 + double(n) / 55'000.0; }
+
 }  // namespace dymem::cost

@@ -40,6 +40,7 @@ constexpr unsigned kHandlePosixFileDescriptor = 1;
 constexpr unsigned kLocationDevice = 1;
 constexpr unsigned kGranularityMinimum = 0;
 constexpr unsigned kAccessReadWrite = 3;
+constexpr unsigned kHostPortable = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kCaptureNone = 0;
 

@@ -28,6 +28,15 @@ namespace dymem {
   X(mem_free, "cuMemFree_v2", (cuda_abi::DevicePtr at))                                                          \
   X(copy_to_device, "cuMemcpyHtoD_v2", (cuda_abi::DevicePtr to, const void* from, std::size_t size))             \
   X(copy_to_host, "cuMemcpyDtoH_v2", (void* to, cuda_abi::DevicePtr from, std::size_t size))                     \
+  X(copy_to_device_async, "cuMemcpyHtoDAsync_v2",                                                                \
+    (cuda_abi::DevicePtr to, const void* from, std::size_t size, cuda_abi::Stream stream))                       \
+  X(copy_to_host_async, "cuMemcpyDtoHAsync_v2",                                                                  \
+    (void* to, cuda_abi::DevicePtr from, std::size_t size, cuda_abi::Stream stream))                             \
+  X(host_register, "cuMemHostRegister_v2", (void* base, std::size_t size, unsigned flags))                       \
+  X(host_unregister, "cuMemHostUnregister", (void* base))                                                        \
+  X(host_alloc, "cuMemHostAlloc", (void** base, std::size_t size, unsigned flags))                               \
+  X(host_free, "cuMemFreeHost", (void* base))                                                                    \
+  X(context_synchronize, "cuCtxSynchronize", (void))                                                             \
   X(event_create, "cuEventCreate", (cuda_abi::Event * event, unsigned flags))                                    \
   X(event_destroy, "cuEventDestroy_v2", (cuda_abi::Event event))                                                 \
   X(event_record, "cuEventRecord", (cuda_abi::Event event, cuda_abi::Stream stream))                             \

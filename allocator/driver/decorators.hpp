@@ -1,10 +1,10 @@
 // Decorators over a driver; each owns the one it wraps.
 //   checked  contract police: remembers every mapping, handle and event and aborts the call (Code::invalid, a sentence
-//            in last_violation()) on what D1..D8 forbid, whatever the wrapped driver would have done. It also wants no
-//            event query, map or unmap while a capture is under way on any stream it has seen (so streams must live as
-//            long as it does), and notes when the wrapped driver refuses what the contract allows.
-//   faulty   fails the Nth call of those that can (reserve, create, map, set_access, unmap, slab_alloc, event_record),
-//            once or from then on.
+//            in last_violation()) on what D1..D9 forbid, whatever the wrapped driver would have done. It also wants no
+//            event query, map, unmap or copy while a capture is under way on any stream it has seen (so streams must
+//            live as long as it does), and notes when the wrapped driver refuses what the contract allows.
+//   faulty   fails the Nth call of those that can (reserve, create, map, set_access, unmap, slab_alloc, event_record,
+//            host_alloc, the copies, synchronize), once or from then on.
 #pragma once
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ class CheckedDriver : public Driver {
   virtual std::vector<std::string> violations() const = 0;  // empty = the contract was kept; the first 1,000
   virtual std::string last_violation() const = 0;           // "" = none
   virtual void clear_violations() = 0;
-  // What the caller still holds, one sentence each: handles, views, reservations, slabs, events.
+  // What the caller still holds, one sentence each: handles, views, reservations, slabs, host memory, events.
   virtual std::vector<std::string> leaks() const = 0;
   virtual Driver& inner() = 0;
 };

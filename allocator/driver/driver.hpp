@@ -9,10 +9,13 @@
 //   D4  destroy() drops our reference; the bytes go back to the device when the last mapping is gone too.
 //   D5  reserve() gives addresses only. release_addresses() takes exactly what reserve() gave, with nothing mapped in
 //       it. A mapping lies in one reservation.
-//   D6  No call waits for running work, except event_synchronize(), and slab_free() on a card. unmap() does not wait
-//       either: the caller must know that no running work still uses the pages.
+//   D6  No call waits for running work, except event_synchronize(), synchronize(), and slab_free() on a card. unmap()
+//       does not wait either: the caller must know that no running work still uses the pages.
 //   D7  An event completes when all work enqueued on its stream before record() is done.
 //   D8  A failed call changes nothing; exhaustion is Status::out_of_memory, never an exception.
+//   D9  copy_to_host() and copy_to_device() run on their stream, after what was enqueued there before, and return at
+//       once. The host range lies in one host_alloc(); the device range is accessible. Neither may go away before the
+//       copy is done. Not during a capture.
 // Costs on a real card are in docs/decisions/0001; charged by the emulation (cost_model.hpp).
 // Thread safety: calls may come from any thread; the pool serialises its own.
 #pragma once
@@ -86,6 +89,13 @@ class Driver {
   virtual Status export_handle(Handle handle, int* fd) = 0;
   // Let `peer` device read and write what is mapped at [at, at+size).
   virtual Status set_peer_access(Addr at, Bytes size, int peer) = 0;
+
+  // --- pinned host memory, and copies between it and the device (D9)
+  virtual Status host_alloc(Bytes size, void** out) = 0;
+  virtual Status host_free(void* base) = 0;
+  virtual Status copy_to_host(void* to, Addr from, Bytes n, StreamId stream) = 0;
+  virtual Status copy_to_device(Addr to, const void* from, Bytes n, StreamId stream) = 0;
+  virtual Status synchronize() = 0;  // waits on the host for all work of the device; not during a capture
 
   // --- one plain allocation, for devices without VMM (the contiguous backing)
   virtual Status slab_alloc(Bytes size, Addr* out) = 0;

@@ -19,7 +19,9 @@
 #include "driver/address_space.hpp"
 #include "driver/cost_model.hpp"
 #include "driver/host_pages.hpp"
+#include "driver/host_ranges.hpp"
 #include "driver/ledger.hpp"
+#include "driver/touched_host.hpp"
 #include "driver/virtual_streams.hpp"
 
 namespace dymem {
@@ -47,7 +49,11 @@ class Emulated final : public EmulatedDriver {
         streams_(options.realtime) {}
 
   ~Emulated() override {
-    if (!options_.bytes) return;
+    if (options_.bytes) release_pages();
+    host_.each([](void* base, Bytes size) { unmap_host(base, size); });
+  }
+
+  void release_pages() {
     for (const auto& [base, size] : ledger_.reservations()) pages_.release(base, size);
     for (const auto& [base, size] : ledger_.slabs()) pages_.release(base, size);
   }
@@ -169,6 +175,51 @@ class Emulated final : public EmulatedDriver {
     return {};
   }
 
+  // --- pinned host memory and copies: bytes move at once, the stream is busy for as long as a card would be
+
+  Status host_alloc(Bytes size, void** out) override {
+    const Lock lock(mutex_);
+    if (size == 0 || size > kRequestMax) return invalid("host_alloc");
+    if (const int error = map_host(size, out)) return host_failed("host_alloc", error);
+    host_.add(*out, size);
+    return {};
+  }
+
+  Status host_free(void* base) override {
+    const Lock lock(mutex_);
+    const Bytes size = host_.size(base);
+    if (!size) return invalid("host_free");
+    unmap_host(base, size);
+    host_.remove(base);
+    return {};
+  }
+
+  Status copy_to_host(void* to, Addr from, Bytes n, StreamId stream) override {
+    const Lock lock(mutex_);
+    if (const Status status = copyable("copy_to_host", from, to, n); !status.ok()) return status;
+    std::memcpy(to, reinterpret_cast<const void*>(from), n);
+    streams_.enqueue(stream, std::llround(cost::copy_us(n) * 1000.0));
+    return {};
+  }
+
+  Status copy_to_device(Addr to, const void* from, Bytes n, StreamId stream) override {
+    const Lock lock(mutex_);
+    if (const Status status = copyable("copy_to_device", to, from, n); !status.ok()) return status;
+    std::memcpy(reinterpret_cast<void*>(to), from, n);
+    streams_.enqueue(stream, std::llround(cost::copy_us(n) * 1000.0));
+    return {};
+  }
+
+  Status synchronize() override {
+    Nanos done = 0;
+    {
+      const Lock lock(mutex_);
+      done = streams_.all_done();
+    }
+    wait_until(done);
+    return {};
+  }
+
   // --- slabs: charged as one granule mapped once
 
   Status slab_alloc(Bytes size, Addr* out) override {
@@ -228,18 +279,12 @@ class Emulated final : public EmulatedDriver {
   }
 
   Status event_synchronize(EventId event) override {
-    Nanos done = 0, left = 0;
+    Nanos done = 0;
     {
       const Lock lock(mutex_);
       if (!streams_.completion(event, &done)) return invalid("event_synchronize");
-      if (!options_.realtime) streams_.advance_to(done);
-      left = done - streams_.now();
     }
-    // Real time passes without the lock, and may be pushed ahead meanwhile.
-    while (left > 0) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<Nanos>(left, 1'000'000)));
-      left = done - now();
-    }
+    wait_until(done);
     return {};
   }
 
@@ -342,6 +387,19 @@ class Emulated final : public EmulatedDriver {
     bool exported = false;
   };
 
+  // The clock is moved, or real time passes: without the lock, and it may be pushed ahead meanwhile.
+  void wait_until(Nanos done) {
+    if (!options_.realtime) advance_to(done);
+    for (Nanos left = done - now(); left > 0; left = done - now())
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<Nanos>(left, 1'000'000)));
+  }
+
+  Status copyable(const char* call, Addr device, const void* host, Bytes n) const {
+    if (!options_.bytes) return unsupported(call);
+    if (ledger_.refuse_bytes(device, n) || !host_.holds(host, n)) return invalid(call);
+    return {};
+  }
+
   Bytes free_bytes() const { return options_.capacity - taken_ - ledger_.physical_bytes(); }
 
   void charge(double us) { counters_.memory_time_ns += std::llround(us * 1000.0); }
@@ -379,6 +437,7 @@ class Emulated final : public EmulatedDriver {
   Ledger ledger_;
   AddressSpace addresses_;
   HostPages pages_;
+  HostRanges host_;
   VirtualStreams streams_;
   std::unordered_map<Handle, Backing> backings_;  // bytes mode only
   Handle next_handle_ = 1;

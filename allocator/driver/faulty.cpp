@@ -1,5 +1,6 @@
 // Fault injection: the Nth call that can fail does, before it reaches the wrapped driver; so it changes nothing (D8).
-// Counted are reserve, create, map, set_access, unmap, slab_alloc and event_record. Everything else passes through.
+// Counted are reserve, create, map, set_access, unmap, slab_alloc, event_record, host_alloc, the copies and synchronize.
+// Everything else passes through.
 // The counters are behind a mutex; the wrapped call is made without it.
 #include <mutex>
 
@@ -44,6 +45,23 @@ class Faulty final : public Forwarding<FaultyDriver> {
   Status event_record(EventId event, StreamId stream) override {
     Status fault;
     return strikes("event_record", &fault) ? fault : inner_->event_record(event, stream);
+  }
+
+  Status host_alloc(Bytes size, void** out) override {
+    Status fault;
+    return strikes("host_alloc", &fault) ? fault : inner_->host_alloc(size, out);
+  }
+  Status copy_to_host(void* to, Addr from, Bytes n, StreamId stream) override {
+    Status fault;
+    return strikes("copy_to_host", &fault) ? fault : inner_->copy_to_host(to, from, n, stream);
+  }
+  Status copy_to_device(Addr to, const void* from, Bytes n, StreamId stream) override {
+    Status fault;
+    return strikes("copy_to_device", &fault) ? fault : inner_->copy_to_device(to, from, n, stream);
+  }
+  Status synchronize() override {
+    Status fault;
+    return strikes("synchronize", &fault) ? fault : inner_->synchronize();
   }
 
   void fail_nth(std::uint64_t nth, FaultKind kind, Code as) override {

@@ -23,6 +23,15 @@ class Forwarding : public Base {
   Status unmap(Addr at, Bytes size) override { return to_.unmap(at, size); }
   Status export_handle(Handle handle, int* fd) override { return to_.export_handle(handle, fd); }
   Status set_peer_access(Addr at, Bytes size, int peer) override { return to_.set_peer_access(at, size, peer); }
+  Status host_alloc(Bytes size, void** out) override { return to_.host_alloc(size, out); }
+  Status host_free(void* base) override { return to_.host_free(base); }
+  Status copy_to_host(void* to, Addr from, Bytes n, StreamId stream) override {
+    return to_.copy_to_host(to, from, n, stream);
+  }
+  Status copy_to_device(Addr to, const void* from, Bytes n, StreamId stream) override {
+    return to_.copy_to_device(to, from, n, stream);
+  }
+  Status synchronize() override { return to_.synchronize(); }
   Status slab_alloc(Bytes size, Addr* out) override { return to_.slab_alloc(size, out); }
   Status slab_free(Addr base) override { return to_.slab_free(base); }
   Status event_create(EventId* out) override { return to_.event_create(out); }

@@ -16,6 +16,18 @@ void VirtualStreams::advance_to(Nanos t) {
   if (ahead > 0) offset_ += ahead;
 }
 
+void VirtualStreams::enqueue(StreamId stream, Nanos work) {
+  Stream& s = stream_of(stream);
+  s.busy_until = std::max({now(), s.busy_until, s.waited}) + work;
+}
+
+Nanos VirtualStreams::all_done() {
+  Nanos done = 0;
+  for (const auto& [id, s] : streams_) done = std::max({done, s.busy_until, s.waited});
+  events_.for_each([&](Event& e) { done = std::max(done, e.completes); });
+  return done;
+}
+
 bool VirtualStreams::is_capturing(StreamId stream) const {
   const auto it = streams_.find(stream);
   return it != streams_.end() && it->second.capturing;

@@ -24,6 +24,8 @@ class VirtualStreams {
   void advance_to(Nanos t);
   void set_lag(Nanos lag) { lag_ = lag; }
   void set_busy_until(StreamId stream, Nanos t) { stream_of(stream).busy_until = t; }
+  void enqueue(StreamId stream, Nanos work);  // after what the stream has to do already
+  Nanos all_done();                           // when the last work and the last recorded event complete
   void set_capturing(StreamId stream, bool capturing) { stream_of(stream).capturing = capturing; }
   bool is_capturing(StreamId stream) const;
 

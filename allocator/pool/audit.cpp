@@ -127,12 +127,38 @@ std::vector<std::string> Pool::audit() const {
     Bytes reserved = 0, used = 0;
     for (GranuleId g = 0; g < p.space.granules(); g++)
       if (p.space.granule(g).home) {
-        reserved += p.space.granule(g).size;
+        if (!p.asleep.dormitory.emptied(g)) reserved += p.space.granule(g).size;
         used += p.space.granule(g).used;
+        if (p.asleep.dormitory.holds(g) && p.space.granule(g).used != p.space.granule(g).size)
+          broken.push_back("Y1: a sleeping granule has free bytes that are not hidden");
       }
+    Bytes fillers = 0;
+    for (BlockId id : p.asleep.fillers) {
+      fillers += blocks[id].size;
+      if (blocks[id].kind != BlockKind::filler || !p.asleep.dormitory.holds(p.space.granule_at(blocks[id].at)))
+        broken.push_back("Y1: a filler lies in no sleeping granule");
+    }
+    same("bytes of fillers (Y1)", std::int64_t(fillers), std::int64_t(p.asleep.filler_bytes));
     same("reserved bytes (P1)", std::int64_t(reserved), std::int64_t(p.space.reserved()));
     same("reserved bytes in the statistics", std::int64_t(reserved), stats.reserved_bytes[kAll].current);
-    same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending));
+    same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending + fillers));
+
+    Bytes marks = 0, held = 0;
+    for (std::size_t i = 0; i < p.space.slabs().size(); i++) {
+      const Slab& slab = p.space.slabs()[i];
+      marks += slab.mark;
+      held += slab.size;
+      if (slab.mark > slab.size) broken.push_back("S1: a slab's mark lies past its end");
+      for (Addr edge : {slab.base, slab.end()}) {  // no block begins before the slab or ends past its mark
+        BlockId id = slab.mark ? p.home.covering(edge == slab.base ? edge : edge - 1) : kNoBlock;
+        if (id == kNoBlock) continue;
+        const Block& b = p.home.block(id);
+        if (b.at < slab.base || b.at + b.size > slab.end() || (edge == slab.base ? b.prev : b.next) != kNoBlock)
+          broken.push_back("S2: a block or a link leaves its slab");
+      }
+    }
+    if (p.space.contiguous()) same("bytes below marks (S1)", std::int64_t(marks), std::int64_t(reserved));
+    same("bytes of slabs", std::int64_t(held), stats.slab_bytes.current);
 
     p.home.audit(&broken);
     p.stitcher.audit(&broken);
@@ -158,7 +184,8 @@ std::vector<BlockInfo> Pool::blocks() const {
   std::vector<BlockInfo> out;
   const BlockTable& blocks = impl_->home.blocks();
   for (BlockId id = 0; id < blocks.capacity(); id++)
-    if (blocks[id].kind != BlockKind::unused && blocks[id].kind != BlockKind::lent)
+    if (BlockKind kind = blocks[id].kind;
+        kind != BlockKind::unused && kind != BlockKind::lent && kind != BlockKind::filler)
       out.push_back(describe(*impl_, blocks[id]));
   std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.address < b.address; });
   return out;

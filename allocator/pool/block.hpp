@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/units.hpp"
+#include "pool/tag.hpp"
 #include "stream/stream_table.hpp"
 
 namespace dymem {
@@ -29,6 +30,7 @@ enum class BlockKind : std::uint8_t {
   lent,      // home, behind a stitched block
   stitched,  // at an alias address, held by a caller
   stitched_pending,
+  filler,  // home, what was free in a granule that fell asleep: hidden until it wakes (asleep.hpp)
 };
 
 // One cache line. What only one kind needs shares its place with what only another needs.
@@ -53,6 +55,7 @@ struct alignas(64) Block {
   std::uint8_t arena = 0;
   std::uint8_t mobility = 0;
   std::uint8_t pins = 0;
+  Tag tag = kUntagged;  // held: what the caller said it is for
   bool is_free() const { return kind == BlockKind::free; }
   Bytes requested() const { return size - slack; }
 };

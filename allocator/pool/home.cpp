@@ -5,10 +5,6 @@
 namespace dymem {
 
 constexpr Bytes kOlderJoined = 8 * kMiB;
-// Own memory first (own_fit): for blocks from this size on, in runs up to so many times as large, among so many fits.
-constexpr Bytes kOwnMin = 8 * kMiB;
-constexpr Bytes kOwnRunMost = 4;
-constexpr int kOwnFits = 16;
 // A block that grows the arena does not start in a sliver at the end of the granule before: it would hold that granule
 // for its first bytes, and leave its own last one to the next block; a small one there then keeps all of it.
 constexpr Bytes kSliver = kGranuleUnit, kSliverShare = 8;
@@ -22,6 +18,7 @@ Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams
 }
 
 int Home::arena_of(Addr at) const {
+  if (space_.contiguous()) return space_.granule_at(at) != kNone ? kMainArena : -1;
   for (int a = 0; a < Space::kArenas; a++)
     if (at >= arenas_[a].lo && at < arenas_[a].hi) return a;
   return -1;
@@ -152,85 +149,6 @@ BlockId Home::join(BlockId a, BlockId b) {
 BlockId Home::run_head(BlockId id) const {
   while (blocks_[id].prev != kNoBlock && blocks_[blocks_[id].prev].is_free()) id = blocks_[id].prev;
   return id;
-}
-
-Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
-  const Block& h = blocks_[head];
-  if (h.run_size < size) return {};
-  if (h.run_end == head) {
-    if (!streams_.usable(h.last_use, by)) return {};
-    return {head, high ? h.at + h.size - size : h.at};
-  }
-  // Mixed last uses: the smallest (or, at the high end, last) usable stretch that holds it.
-  Place best;
-  Bytes best_size = ~Bytes{0};
-  for (BlockId b = head;;) {
-    while (b != kNoBlock && blocks_[b].is_free() && !streams_.usable(blocks_[b].last_use, by)) b = blocks_[b].next;
-    if (b == kNoBlock || !blocks_[b].is_free()) break;
-    Addr at = blocks_[b].at;
-    Bytes n = 0;
-    while (b != kNoBlock && blocks_[b].is_free() && streams_.usable(blocks_[b].last_use, by)) {
-      n += blocks_[b].size;
-      b = blocks_[b].next;
-    }
-    if (n >= size && n < best_size) {
-      best = {head, high ? at + n - size : at};
-      best_size = n;
-    }
-    if (b == kNoBlock || !blocks_[b].is_free()) break;
-  }
-  return best;
-}
-
-// What a stream freed and the GPU has not finished with, it can have at once (stream order) and nobody else can. Taking
-// that first leaves what is finished to the streams that could not have the other: a copy stream beside compute then
-// finds memory without waiting for the compute that has just been enqueued (decision 0005).
-Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
-  Place found;
-  int fits = kOwnFits;
-  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
-    if (found && e.size > kOwnRunMost * size) return true;
-    if (Place p = fit(e.head, size, by, high)) {
-      BlockId b = p.head;
-      while (blocks_[b].at + blocks_[b].size <= p.at) b = blocks_[b].next;
-      p.own = blocks_[b].last_use.stream == by && !streams_.finished(blocks_[b].last_use);
-      if (!found || p.own) found = p;
-      if (p.own || --fits == 0) return true;
-    }
-    return --tries <= 0;
-  });
-  return found;
-}
-
-Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
-  if (size >= kOwnMin && streams_.contended()) return own_fit(arena, size, by, high, tries);
-  Place found;
-  arenas_[arena].index.from(size, [&](const FreeIndex::Entry& e) {
-    found = fit(e.head, size, by, high);
-    return bool(found) || --tries <= 0;
-  });
-  return found;
-}
-
-Bytes Home::largest(int arena, StreamIndex by) const {
-  Bytes best = 0;
-  arenas_[arena].index.from_largest([&](const FreeIndex::Entry& e) {
-    if (e.size <= best) return true;
-    Bytes n = 0;
-    for (BlockId b = e.head;; b = blocks_[b].next) {
-      n = streams_.usable(blocks_[b].last_use, by) ? n + blocks_[b].size : 0;
-      best = std::max(best, n);
-      if (b == blocks_[e.head].run_end) break;
-    }
-    return false;
-  });
-  return best;
-}
-
-Bytes Home::free_bytes(int arena) const {
-  Bytes n = 0;
-  arenas_[arena].index.each([&](const FreeIndex::Entry& e) { n += e.size; });
-  return n;
 }
 
 BlockId Home::covering(Addr at) const {

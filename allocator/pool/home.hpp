@@ -1,11 +1,12 @@
 // Home: what is free, and block surgery. The one truth about free memory.
 //
 // Home blocks tile the home addresses of the space. Three arenas, each in a window of its own with its own free index:
-// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small.
+// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small. In a contiguous
+// pool everything is main: one range a slab (home_slabs.cpp).
 // take() cuts a block out of a run, release() gives it back and joins neighbours; both keep Granule::used and
 // Granule::first. Invariants B1-B3 (block.hpp), and
 //   H1  Granule::used = bytes of its blocks that are not free; Granule::first = the block covering Granule::home.
-//   H2  Free bytes + used bytes = reserved bytes (vmm) of the arena's granules.
+//   H2  Free bytes + used bytes = reserved bytes of the arena's granules.
 // Lock: the pool's. Cost: O(1) index updates plus one step per granule the block touches (they grow with block size).
 #pragma once
 #include <optional>
@@ -64,6 +65,25 @@ class Home {
   };
   Site growth_site(int arena, Bytes size, StreamIndex by) const;
   Addr room_for(int arena, Bytes bytes) const;  // home addresses with nothing mapped; 0 = the window is used up
+  // Contiguous backing: where a slab's mark must rise so that a run of `size` bytes usable by `by` ends there: the slab
+  // with the least room that suffices. `room`: by how much it can rise at most.
+  struct Rise {
+    std::size_t slab = Slabs::kNoSlab;
+    Bytes need = 0, room = 0;
+    Addr at = 0;  // where that run begins
+    explicit operator bool() const { return slab != Slabs::kNoSlab; }
+  };
+  Rise rise_for(Bytes size, StreamIndex by) const;
+  void raise(std::size_t slab, Bytes bytes);  // and makes those bytes free, finished
+  bool slab_free(std::size_t slab) const;     // wholly, and not pinned
+  bool slab_idle(std::size_t slab) const;     // … and no work uses it any more
+  Status give_back_slab(std::size_t slab);    // an idle one
+  // The smallest run of `size` bytes (among the first few) that `by` could use once it had waited for an epoch of `on`
+  // that is no later than `most`: that epoch; 0 if there is none.
+  Epoch run_after(Bytes size, StreamIndex by, StreamIndex on, Epoch most) const;
+  // Whether runs that end at a slab's mark count as endless: as long as the limit lets marks rise.
+  void let_marks_rise(bool yes) { marks_rise_ = yes; }
+
   // Takes an idle granule's bytes out of its arena (before it is given back or moved).
   void remove(GranuleId id);
   // Makes bytes of a granule that was moved to a new home address free there.
@@ -91,10 +111,18 @@ class Home {
     Addr lo = 0, hi = 0, end = 0;  // end: past the highest granule
     Bytes gaps = 0;                // unmapped bytes below end, left by what was given back
   };
+  // Calls f(entry, high) on the arena's runs of at least `size` bytes, smallest first, until it returns true. In a
+  // contiguous pool a run at a mark that may rise is endless, unless it is exactly as large: larger than any other, and
+  // without a high end.
+  template <class F>
+  void each_run(int arena, Bytes size, bool high, F f) const;
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
   void list_mixed(BlockId head);
   // Best fit among what `by` freed itself and has not finished with; failing that, best fit.
+  bool own(BlockId b, StreamIndex by) const;
+  // Most of [at, at+size), which begins in free block b: where small blocks lie between large ones, one does not tell.
+  bool mostly_own(BlockId b, Addr at, Bytes size, StreamIndex by) const;
   Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
@@ -114,6 +142,7 @@ class Home {
   StreamTable& streams_;
   BlockTable blocks_;
   Arena arenas_[Space::kArenas];
+  bool marks_rise_ = true;
   std::vector<BlockId> settling_;
   std::vector<BlockId> mixed_;  // heads of runs of several blocks, some no longer so; all that settle() has to look at
   static constexpr std::size_t kMixedMin = 4096;

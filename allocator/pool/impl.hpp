@@ -1,10 +1,12 @@
-// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), waits.cpp and audit.cpp.
+// The pool's state, shared by pool.cpp (the fast path), slow_path.cpp (what happens when nothing fits), slab_path.cpp (the
+// contiguous backing's way of both), waits.cpp and audit.cpp.
 // Nothing outside pool/ includes this. Lock: `mutex`, held by every method here unless it says otherwise.
 #pragma once
 #include <mutex>
 #include <vector>
 
 #include "base/lock.hpp"
+#include "pool/asleep.hpp"
 #include "pool/block_map.hpp"
 #include "pool/counters.hpp"
 #include "pool/debug_heap.hpp"
@@ -19,6 +21,11 @@ namespace dymem {
 constexpr Bytes kStatSmallMax = kMiB;
 // Blocks up to here live in the small arena, in granules of 2 MiB.
 constexpr Bytes kSmallMax = 512 * kKiB;
+
+// A callback that always says it freed something must not keep a request from failing.
+constexpr int kReclaimRounds = 4;
+
+[[noreturn]] void refuse_during_capture(Bytes size);
 
 struct Pool::Impl {
   Impl(Driver& driver, const PoolConfig& config);
@@ -41,6 +48,7 @@ struct Pool::Impl {
   BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_guarded(Bytes size, std::unique_lock<Lock>& lock);  // debug mode
   void refused(const Status& s, Bytes asked);  // by the device; throws unless it was for want of memory
+  void look();  // at what has finished by now
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
@@ -59,12 +67,44 @@ struct Pool::Impl {
   void note_rearranged(double us);  // what stitching or moving granules cost
   double rearranged_us() const;     // lately: less what the blocks handed out since then may cost
 
+  // --- slab_path.cpp
+  BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
+  BlockId place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
+  BlockId try_slab_fit(Bytes size, StreamIndex by, bool high);
+  BlockId try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to);
+  bool add_slab(Bytes size, std::unique_lock<Lock>& lock);
+  bool give_back_idle_slabs();
   // --- waits.cpp: before growing past the budget by `fresh` bytes
   bool wait_where_free(Bytes fresh, StreamIndex by);
   bool wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by);
+  bool wait_for_run(Bytes fresh, Bytes size, StreamIndex by);  // contiguous backing
   Bytes above_peak(double share) const;
   void note_peak();
   bool peak_settled() const;
+
+  // --- sleep.cpp
+  SleepReport sleep(const SleepRequest& request);
+  SleepReport wake(const WakeRequest& request);
+  void refuse_sleep() const;
+  void refuse_while_asleep() const;
+  bool touches_sleep(const Block& b) const;  // some of its bytes are asleep
+  std::vector<GranuleId> falling_asleep(const SleepRequest& request, SleepReport* report) const;
+  std::vector<Asleep::Content> kept_contents(const std::vector<GranuleId>& granules, const SleepRequest& request,
+                                             SleepReport* report) const;
+  Status place_contents(std::vector<Asleep::Content>* contents);
+  void give_contents(const std::vector<Asleep::Content>& contents);
+  Status copy_contents(const std::vector<Asleep::Content>& contents, bool to_host);
+  void settle_copies();  // waits for what a failed sleep or wake left under way; throws if the driver still fails
+  void hide_free(GranuleId id);
+  Dormitory::NeedsView views_in_use() const;
+  void waking(const WakeRequest& request, std::vector<GranuleId>* needed, std::vector<GranuleId>* empty) const;
+  bool needs_memory(GranuleId id, const std::vector<bool>& wakes) const;
+  const Block* holder(BlockId id) const;
+  template <class F>
+  void each_part(GranuleId id, F f) const;
+  template <class F>
+  bool all_granules(const Block& b, F f) const;
 
   Driver& driver;
   PoolConfig config;
@@ -73,6 +113,7 @@ struct Pool::Impl {
   Home home;
   Stitcher stitcher;
   Sticky sticky;
+  Asleep asleep;
   BlockMap held;                     // address -> block that a caller holds
   std::unique_ptr<DebugHeap> debug;  // config.debug: takes the place of all of the above
 
@@ -85,9 +126,11 @@ struct Pool::Impl {
     BlockId id;
     LastUse own;                 // of its own stream, when the caller freed it
     std::vector<LastUse> waits;  // of the others
+    bool asleep = false;         // waits for its granules to wake
   };
   std::vector<Pending> pending;
-  unsigned calls = 0;                     // mallocs, wrapping
+  bool slow_free = false;  // debug mode, or some granules are asleep: a free has to look closer
+  unsigned calls = 0;      // mallocs, wrapping
   double rearranged_us_then = 0;
   unsigned rearranged_at = 0;  // `calls` at that time
   unsigned until_poll = 0;  // mallocs until pending blocks are looked at again

@@ -18,12 +18,14 @@ Pool::Impl::Impl(Driver& d, const PoolConfig& c)
     : driver(d),
       config(c),
       streams(d),
-      space(d, c.backing, c.limit),
+      space(d, c.backing),
       home(space, streams),
-      stitcher(space, home, streams) {
+      stitcher(space, home, streams),
+      asleep(space, d) {
   if (c.debug) {
     if (!d.has_vmm()) throw InvalidArgument("dymem: debug:on needs a device with virtual memory management");
     debug = std::make_unique<DebugHeap>(d);
+    slow_free = true;
   }
   if (space.contiguous()) config.alias = false;
 }
@@ -34,10 +36,12 @@ void Pool::Impl::count_reserved() {
     else if (now < s.current) s.decrease(s.current - now);
   };
   Bytes reserved = this->reserved();
+  home.let_marks_rise(allowance() != 0);
   std::uint64_t granules = debug ? debug->mappings() : space.granule_count();
   Bytes small_bytes = debug ? 0 : space.arena_bytes(kSmallArena);
   std::uint64_t small_granules = debug ? 0 : space.arena_granules(kSmallArena);
   set(stats.reserved_bytes[kAll], std::int64_t(reserved));
+  set(stats.slab_bytes, std::int64_t(space.slabs().held()));
   set(stats.segment[kAll], std::int64_t(granules));
   set(stats.reserved_bytes[kSmall], std::int64_t(small_bytes));
   set(stats.segment[kSmall], std::int64_t(small_granules));
@@ -49,6 +53,7 @@ void Pool::Impl::count_reserved() {
 
 BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
+  if (space.contiguous()) return place_in_slab(size, by, mobility, lock);
   bool high = mobility == Mobility::temporary;
   if (size <= kSmallMax) {
     if (Place p = home.best_fit(kSmallArena, size, by, high)) return home.take(p, size, BlockKind::live);
@@ -98,6 +103,7 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   b.slack = std::uint16_t(size - bytes);
   b.last_use.stream = by;
   b.mobility = std::uint8_t(mobility);
+  b.tag = current_tag;
   held.insert(b.at, id);
   counters.up(part(size), size, bytes);
   Addr at = b.at;
@@ -161,8 +167,8 @@ void Pool::Impl::free(Addr address) {
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
   if (__builtin_expect(b.pins != 0, 0)) pin_granules(b, -int(b.pins));
-  if (__builtin_expect(b.uses != 0 || debug, 0)) {
-    Pending p{id, use, {}};
+  if (__builtin_expect(b.uses != 0 || slow_free, 0)) {
+    Pending p{id, use, {}, !debug && slow_free && touches_sleep(b)};
     if (b.uses) {
       std::uint32_t u = b.uses - 1;
       for (StreamIndex s : uses[u].streams)
@@ -173,7 +179,7 @@ void Pool::Impl::free(Addr address) {
     }
     // A guarded block's mapping goes with it, so it waits for its own stream too.
     if (debug) p.waits.push_back(streams.fence(use.stream));
-    if (!p.waits.empty()) {
+    if (!p.waits.empty() || p.asleep) {
       counters.pend(part(size), size);
       counters.down(part(size), size, b.requested());
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
@@ -204,7 +210,7 @@ void Pool::Impl::complete_pending() {
   // Taken out first, in one pass; the order in which callers freed them stays.
   auto waits = [&](Pending& p) {
     std::erase_if(p.waits, [&](LastUse u) { return streams.finished(u); });
-    return !p.waits.empty();
+    return p.asleep || !p.waits.empty();
   };
   auto first = std::find_if_not(pending.begin(), pending.end(), waits);
   if (first == pending.end()) return;
@@ -243,6 +249,7 @@ Pool::Pool(Driver& driver, const PoolConfig& config) : impl_(std::make_unique<Im
 Pool::~Pool() {
   // Whoever destroys a pool has finished with its memory; the driver may still have work under way.
   try {
+    impl_->settle_copies();
     impl_->streams.synchronize_all();
   } catch (const Error&) {
   }
@@ -309,6 +316,7 @@ void Pool::unpin(Addr address) {
 void Pool::set_limit(Bytes limit) {
   std::lock_guard lock(impl_->mutex);
   impl_->config.limit = limit;
+  impl_->home.let_marks_rise(impl_->allowance() != 0);
 }
 
 Bytes Pool::limit() const {
@@ -351,7 +359,7 @@ Bytes Pool::largest_free(StreamId stream) const {
   Impl& p = *impl_;
   if (p.debug) return 0;
   StreamIndex by = p.streams.index(stream);
-  if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax) return n;
+  if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax || p.space.contiguous()) return n;
   return std::min(p.home.largest(kSmallArena, by), kSmallMax);
 }
 
@@ -368,7 +376,14 @@ PoolStats Pool::stats() const {
   s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
   s.inactive_split[kSmall].current = std::int64_t(impl_->home.index(kSmallArena).size());
   s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
+  s.asleep_bytes = impl_->asleep.dormitory.bytes();
+  s.host_bytes = impl_->asleep.stage.bytes();
   s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
+  if (s.asleep_bytes) {  // occupied blocks without memory: what is free is counted itself
+    s.inactive_split_bytes[kAll].current = 0;
+    for (int a = 0; a < Space::kArenas; a++)
+      s.inactive_split_bytes[kAll].current += std::int64_t(impl_->home.free_bytes(a));
+  }
   s.inactive_split_bytes[kSmall].current = std::int64_t(impl_->home.free_bytes(kSmallArena));
   s.inactive_split_bytes[kLarge].current =
       s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
@@ -381,6 +396,7 @@ void Pool::reset_peak_stats() {
   impl_->counters.reset_peak();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_peak();
+  s.slab_bytes.reset_peak();
 }
 
 void Pool::reset_accumulated_stats() {
@@ -389,6 +405,7 @@ void Pool::reset_accumulated_stats() {
   impl_->counters.reset_accumulated();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_accumulated();
+  s.slab_bytes.reset_accumulated();
   s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }

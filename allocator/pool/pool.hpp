@@ -16,6 +16,7 @@
 #include "base/units.hpp"
 #include "driver/driver.hpp"
 #include "pool/config.hpp"
+#include "pool/sleep.hpp"
 #include "pool/stats.hpp"
 
 namespace dymem {
@@ -51,18 +52,24 @@ class Pool {
   Pool& operator=(const Pool&) = delete;
 
   // A block of at least `bytes` (0 counts as 1), ready for work enqueued on `stream` from now on.
-  // Throws OutOfMemory, InvalidArgument (absurd size), DriverError.
+  // Throws OutOfMemory, InvalidArgument (absurd size), DriverError, SleepError (everything is asleep).
   Addr malloc(Bytes bytes, StreamId stream, Mobility mobility = Mobility::untagged);
   // The block is not used by work enqueued on its stream from now on. Throws InvalidArgument on an unknown address.
   void free(Addr address);
   // Work already enqueued on `stream` uses the block too: freeing it will wait for that work.
   void record_stream(Addr address, StreamId stream);
 
-  // Give idle granules back to the device (PyTorch's empty_cache); returns bytes given back.
+  // Give idle granules (contiguous: wholly idle slabs) back to the device, PyTorch's empty_cache; returns by how many
+  // bytes reserved fell.
   Bytes trim();
   // Never moved, stitched or given back from now on: captured, registered, exported or peer-shared memory.
   void pin(Addr address);
   void unpin(Addr address);
+
+  // Gives all physical memory back, or that of some tags, and keeps the addresses; and back again. See sleep.hpp.
+  SleepReport sleep(const SleepRequest& request = {});
+  SleepReport wake(const WakeRequest& request = {});
+  Bytes free_host_slabs();  // pinned slabs that hold nothing, to the system; returns their bytes
 
   void set_limit(Bytes limit);  // 0 = none
   Bytes limit() const;

@@ -20,9 +20,6 @@
 
 namespace dymem {
 
-// A callback that always says it freed something must not keep a request from failing.
-constexpr int kReclaimRounds = 4;
-
 Bytes Pool::Impl::allowance() const {
   Bytes cap = std::min(config.limit ? config.limit : ~Bytes{0}, device_limit);
   return cap > space.reserved() ? cap - space.reserved() : 0;
@@ -114,7 +111,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
 }
 
 BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
-  if (config.alias || space.contiguous() || streams.any_capturing()) return kNoBlock;
+  if (config.alias || streams.any_capturing()) return kNoBlock;
   Home::Site site = home.growth_site(arena, size, by);
   std::vector<GranuleId> idle;
   Bytes got = 0;
@@ -188,22 +185,25 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   return id;
 }
 
-[[noreturn]] static void refuse_during_capture(Bytes size) {
+void refuse_during_capture(Bytes size) {
   throw InvalidArgument("dymem: a stream is being captured and no free block of " + human_bytes(size) +
                         " fits; memory is not mapped during a capture: run the step once before capturing it");
 }
 
+void Pool::Impl::look() {
+  if (streams.single() && pending.empty() && !streams.has_unfinished()) return;
+  streams.close_due();
+  if (streams.poll()) progressed();
+}
+
 BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
+  refuse_while_asleep();
+  settle_copies();
   stitcher.set_now(counters.handed_out());
   note_peak();
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
   bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for
-  auto look = [&] {
-    if (streams.single() && pending.empty() && !streams.has_unfinished()) return;
-    streams.close_due();
-    if (streams.poll()) progressed();
-  };
   if (capturing) {
     BlockId id = try_fit(arena, size, by, high);
     if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
@@ -313,10 +313,13 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
 Bytes Pool::Impl::trim() {
   if (streams.any_capturing()) return 0;
   Bytes before = reserved();
+  settle_copies();
   streams.synchronize_all();
   progressed();
   space.sweep().expect_ok();
-  if (!debug && !space.contiguous()) {  // debug blocks go when freed; a slab is kept whole
+  if (space.contiguous()) {
+    give_back_idle_slabs();
+  } else if (!debug) {  // debug blocks go when freed
     stitcher.drop_idle();
     for (GranuleId g = 0; g < space.granules(); g++) {
       if (!home.idle_finished(g)) continue;

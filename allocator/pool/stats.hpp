@@ -28,7 +28,7 @@ using StatArray = Stat[kStatPools];
 
 struct PoolStats {
   StatArray allocation;                // blocks held by callers (count)
-  StatArray segment;                   // granules held of the device (count)
+  StatArray segment;                   // granules (contiguous: slabs) held of the device (count)
   StatArray active;                    // blocks held or pending (count)
   StatArray inactive_split;            // free blocks (count)
   StatArray allocated_bytes;           // live bytes
@@ -49,6 +49,9 @@ struct PoolStats {
   std::int64_t num_stitch_reuses = 0;  // blocks given out through views that were already there
   std::int64_t num_sticky_hits = 0;    // blocks given the address they had in the same place of an earlier iteration
   std::int64_t num_stream_waits = 0;   // one stream made to wait for another (see waits.cpp)
+  Stat slab_bytes;                     // contiguous backing: bytes of whole slabs, held of the device
+  Bytes asleep_bytes = 0;  // of granules whose memory is the device's while they sleep: not in reserved_bytes
+  Bytes host_bytes = 0;    // pinned on the host for contents of sleeping granules, kept from one sleep to the next
   std::uint64_t views = 0;             // mappings that exist now
   std::uint64_t views_max = 0;
   Bytes va_bytes = 0;  // addresses under views now

@@ -63,7 +63,9 @@ class Stitcher {
   bool waits_to_retire() const { return waiting_; }
   // Drops every region that holds nothing and is finished with; for trim.
   void drop_idle();
-  std::uint64_t views() const { return space_.views() - space_.granule_count(); }  // second views that exist now
+  std::uint64_t views() const {  // second views that exist now
+    return space_.views() > space_.granule_count() ? space_.views() - space_.granule_count() : 0;
+  }
 
   void audit(std::vector<std::string>* broken) const;
 

@@ -83,4 +83,25 @@ bool Pool::Impl::wait_where_free(Bytes fresh, StreamIndex by) {
   return gained;
 }
 
+// The same two rules where memory cannot be pieced together: what is waited for is one run that holds the request.
+bool Pool::Impl::wait_for_run(Bytes fresh, Bytes size, StreamIndex by) {
+  if (!config.wait || streams.single() || streams.any_capturing()) return false;
+  const Bytes risen = space.reserved() + fresh;
+  auto wait = [&](StreamIndex on, Epoch most) {
+    Epoch epoch = most ? home.run_after(size, by, on, most) : 0;
+    if (!epoch || !streams.make_wait_for(by, {on, epoch})) return false;
+    stats.num_stream_waits++;
+    return true;
+  };
+  StreamIndex busiest = streams.busiest();
+  if (peak_settled() && risen > above_peak(kFreeWaits))
+    for (std::size_t on = 0; on < streams.size(); on++) {
+      if (on == by) continue;
+      Epoch passed = streams.passed_by_then(by, StreamIndex(on));
+      if (on == busiest) passed = std::max(passed, streams.passed_within(busiest, kSoon));
+      if (wait(StreamIndex(on), passed)) return true;
+    }
+  return risen > above_peak(kPatience) && busiest != by && wait(busiest, streams.closed_epoch(busiest));
+}
+
 }  // namespace dymem

@@ -51,7 +51,8 @@ class Replay {
         completions_(streams_of(events)),
         device_(make_emulated_driver(device_options(facts_))),
         driver_(*device_, completions_, options.lag_ns),
-        pool_(driver_, options.pool),
+        watch_(driver_, result_.layout),
+        pool_(options.layout ? static_cast<Driver&>(watch_) : driver_, options.pool),
         address_(facts_.slots) {
     result_.events = events.size();
     result_.live_peak_bytes = facts_.live_peak;
@@ -68,7 +69,9 @@ class Replay {
       if (i == facts_.warm_from) cold = driver_.counters();
       now_ = std::max(now_, events_[i].time_ns);
       device_->advance_to(now_);
+      if (options_.layout) watch_.at_event(i);
       if (!step(i)) break;
+      if (options_.layout) note_layout(i);
       if (options_.audit_every != 0 && (i + 1) % options_.audit_every == 0) audit(pool_, &result_.audit);
       if (progress && (i + 1) % kProgressEvery == 0) progress(i + 1);
     }
@@ -83,6 +86,12 @@ class Replay {
     device.bytes = false;
     device.capacity = std::max<Bytes>(kTiB, 8 * round_up(facts.occupied_peak, kGiB));
     return device;
+  }
+
+  void note_layout(std::uint64_t index) {
+    const bool alloc = events_[index].kind == TraceKind::alloc;
+    result_.layout.address.push_back(alloc ? address_[facts_.slot_of_event[index]] : 0);
+    result_.layout.reserved.push_back(static_cast<Bytes>(pool_.stats().reserved_bytes[kAll].current));
   }
 
   // One event; false: out of memory.
@@ -152,11 +161,12 @@ class Replay {
   CompletionStreams completions_;
   std::unique_ptr<EmulatedDriver> device_;
   ReplayDriver driver_;
+  ReplayResult result_;  // before the watch, which writes into it for as long as the pool lives
+  LayoutWatch watch_;
   Pool pool_;
   std::vector<Addr> address_;  // by slot
   std::vector<std::uint32_t> malloc_ticks_, free_ticks_;
   Nanos now_ = 0;
-  ReplayResult result_;
 };
 
 }  // namespace

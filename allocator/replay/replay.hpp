@@ -12,6 +12,7 @@
 
 #include "base/event.hpp"
 #include "pool/pool.hpp"
+#include "replay/layout_watch.hpp"
 
 namespace dymem {
 
@@ -20,6 +21,7 @@ struct ReplayOptions {
   Nanos lag_ns = 10'000'000;
   int warm_from_iteration = 3;    // where iterations are marked; else the second half of the events
   std::uint64_t audit_every = 0;  // 0 = only at the end
+  bool layout = false;            // fill ReplayResult::layout
 };
 
 struct ReplayOom {
@@ -42,6 +44,7 @@ struct ReplayResult {
   double malloc_ns_median = 0, malloc_ns_p99 = 0, free_ns_median = 0, free_ns_p99 = 0;
   std::vector<std::string> audit;  // broken invariants; empty = sound
   PoolStats stats;
+  ReplayLayout layout;  // as far as the replay came; empty unless asked for
 };
 
 // `progress` is called now and then with the number of events done; it may be empty. Does not throw OutOfMemory.

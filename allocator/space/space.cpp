@@ -13,61 +13,36 @@ constexpr Bytes kRegionRoom = 4;
 
 void Space::Free::operator()(std::uint32_t* p) const { std::free(p); }
 
-Space::Space(Driver& driver, Backing backing, Bytes slab_limit)
-    : driver_(driver), unit_(driver.granularity()), alias_(driver, kAliasPiece), leftovers_(driver) {
+Space::Space(Driver& driver, Backing backing)
+    : driver_(driver), unit_(driver.granularity()), slabs_(driver), alias_(driver, kAliasPiece), leftovers_(driver) {
   bool vmm = driver.has_vmm() && backing != Backing::contiguous;
   if (backing == Backing::vmm && !vmm)
     throw InvalidArgument(
         "dymem: backing:vmm was asked for, but this device has no virtual memory management; "
         "use backing:auto");
-  DeviceMemory memory = driver.memory();
-  if (vmm) {
-    DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
-    Bytes total = round_up(std::max(memory.total, kGiB), kGranuleUnit);
-    Bytes times = kMainTimes;
-    for (;;) {  // less where the address space is scarce
-      home_size_ = total * (times + kIncrementalTimes + kSmallTimes);
-      Status s = driver_.reserve(home_size_, &base_);
-      if (s.ok()) break;
-      if (times > 1) times /= 2;
-      else if (total > kGiB) total = round_up(total / 2, kGranuleUnit);
-      else s.expect_ok();
-    }
-    windows_[0] = {base_, base_ + total * times};
-    windows_[1] = {windows_[0].hi, windows_[0].hi + total * kIncrementalTimes};
-    windows_[2] = {windows_[1].hi, windows_[1].hi + total * kSmallTimes};
-  } else {
-    constexpr Bytes kSlabMin = 64 * kGranuleUnit;
-    if (slab_limit && slab_limit < kSlabMin)
-      throw InvalidArgument("dymem: a contiguous pool takes at least " + human_bytes(kSlabMin) + "; the limit is " +
-                            human_bytes(slab_limit));
-    // One slab: all that is free less a reserve for the context and libraries, or the limit.
-    Bytes want = slab_limit ? slab_limit : memory.free - memory.free / 20;
-    for (want = round_down(want, kGranuleUnit); want >= kSlabMin; want = round_down(want / 10 * 9, kGranuleUnit)) {
-      if (!driver_.slab_alloc(want, &slab_).ok()) continue;
-      slab_size_ = want;
-      break;
-    }
-    if (!slab_size_) throw DriverError("slab_alloc", 0, "the device has too little free memory for a contiguous pool");
-    base_ = slab_;
-    home_size_ = slab_size_;
-    // Main from the low end up to 14/16, incremental and small blocks in what is left. One address range.
-    Addr a = base_ + round_down(slab_size_ / 16 * 14, kGranuleUnit);
-    Addr b = base_ + round_down(slab_size_ / 16 * 15, kGranuleUnit);
-    windows_[0] = {base_, a};
-    windows_[1] = {a, b};
-    windows_[2] = {b, base_ + slab_size_};
+  contiguous_ = !vmm;
+  if (contiguous_) return;  // the first request makes the first slab
+  DYMEM_CHECK(unit_ == kGranuleUnit, "granularity " + std::to_string(unit_));
+  Bytes total = round_up(std::max(driver.memory().total, kGiB), kGranuleUnit);
+  Bytes times = kMainTimes;
+  for (;;) {  // less where the address space is scarce
+    home_size_ = total * (times + kIncrementalTimes + kSmallTimes);
+    Status s = driver_.reserve(home_size_, &base_);
+    if (s.ok()) break;
+    if (times > 1) times /= 2;
+    else if (total > kGiB) total = round_up(total / 2, kGranuleUnit);
+    else s.expect_ok();
   }
+  windows_[0] = {base_, base_ + total * times};
+  windows_[1] = {windows_[0].hi, windows_[0].hi + total * kIncrementalTimes};
+  windows_[2] = {windows_[1].hi, windows_[1].hi + total * kSmallTimes};
   slots_ = home_size_ / kGranuleUnit;
   slot_.reset(static_cast<std::uint32_t*>(std::calloc(slots_, sizeof(std::uint32_t))));
   DYMEM_CHECK(slot_ != nullptr, "no host memory for the granule table");
 }
 
 Space::~Space() {
-  if (contiguous()) {
-    (void)driver_.slab_free(slab_);
-    return;
-  }
+  if (contiguous_) return;
   for (RegionId r = 0; r < regions_.size(); r++)
     if (regions_[r].base) (void)drop_region(r);
   for (GranuleId g = 0; g < granules_.size(); g++)
@@ -98,8 +73,26 @@ void Space::count_home(const Granule& g, int by) {
   arena_bytes_[a] += Bytes(std::int64_t(by) * std::int64_t(g.size));
 }
 
+void Space::count_memory(const Granule& g, int by) {
+  count_home(g, by);
+  reserved_ += Bytes(std::int64_t(by) * std::int64_t(g.size));
+  granule_count_ += std::size_t(std::ptrdiff_t(by));
+  (by > 0 ? created_ : destroyed_)++;
+}
+
 void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
   for (std::uint64_t i = (at - base_) / kGranuleUnit, n = i + size / kGranuleUnit; i < n; i++) slot_[i] = value;
+}
+
+GranuleId Space::make_granule() {
+  if (spare_granules_.empty()) {
+    granules_.emplace_back();
+    return GranuleId(granules_.size() - 1);
+  }
+  GranuleId id = spare_granules_.back();
+  spare_granules_.pop_back();
+  granules_[id] = Granule{};
+  return id;
 }
 
 Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<GranuleId>* out) {
@@ -107,39 +100,29 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
   Addr x = at;
   Status s = sweep();
   if (!s.ok()) return s;
-  if (!contiguous()) {
-    for (Bytes size : sizes) {
-      Handle h = 0;
-      s = driver_.create(size, &h);
-      if (!s.ok()) break;
-      s = driver_.map(x, size, h);
-      if (!s.ok()) {
-        leftovers_.destroy(h);
-        break;
-      }
-      handles.push_back(h);
-      x += size;
-    }
-    if (s.ok()) s = driver_.set_access(at, x - at);
+  for (Bytes size : sizes) {
+    Handle h = 0;
+    s = driver_.create(size, &h);
+    if (!s.ok()) break;
+    s = driver_.map(x, size, h);
     if (!s.ok()) {
-      if (x > at) leftovers_.unmap(at, x - at);
-      for (Handle h : handles) leftovers_.destroy(h);
-      return s;
+      leftovers_.destroy(h);
+      break;
     }
+    handles.push_back(h);
+    x += size;
+  }
+  if (s.ok()) s = driver_.set_access(at, x - at);
+  if (!s.ok()) {
+    if (x > at) leftovers_.unmap(at, x - at);
+    for (Handle h : handles) leftovers_.destroy(h);
+    return s;
   }
   x = at;
   for (std::size_t i = 0; i < sizes.size(); i++) {
-    GranuleId id;
-    if (spare_granules_.empty()) {
-      id = GranuleId(granules_.size());
-      granules_.emplace_back();
-    } else {
-      id = spare_granules_.back();
-      spare_granules_.pop_back();
-    }
+    GranuleId id = make_granule();
     Granule& g = granules_[id];
-    g = Granule{};
-    g.handle = contiguous() ? 0 : handles[i];
+    g.handle = handles[i];
     g.home = x;
     g.size = sizes[i];
     set_slots(x, sizes[i], id + 1);
@@ -167,7 +150,7 @@ void Space::forget(GranuleId id) {
 
 Status Space::give_back(GranuleId id) {
   Granule& g = granules_[id];
-  DYMEM_CHECK(!contiguous(), "a slab cannot be given back in parts");
+  DYMEM_CHECK(!contiguous_, "a slab cannot be given back in parts");
   // Alias views first: each is a whole mapping of its own, so the region around it stays mapped.
   for (RegionId r : g.regions) {
     Region& region = regions_[r];
@@ -210,6 +193,49 @@ Status Space::move_home(GranuleId id, Addr at) {
   count_home(g, 1);
   set_slots(at, g.size, id + 1);
   return {};
+}
+
+Status Space::add_slab(Bytes size) {
+  Status s = slabs_.add(size);
+  if (!s.ok()) return s;
+  granule_count_++;
+  created_++;
+  count_view(size);
+  return s;
+}
+
+void Space::raise(std::size_t i, Bytes bytes, std::vector<GranuleId>* fresh) {
+  Slab& slab = slabs_[i];
+  DYMEM_CHECK(bytes <= slab.room(), "a slab's mark cannot rise past its end");
+  reserved_ += bytes;
+  while (bytes) {
+    if (slab.mark % kCell == 0) {
+      GranuleId id = make_granule();
+      granules_[id].home = slab.end();
+      slab.cells.push_back(id);
+      fresh->push_back(id);
+    }
+    Bytes n = std::min(bytes, kCell - slab.mark % kCell);
+    granules_[slab.cells.back()].size += n;
+    slab.mark += n;
+    bytes -= n;
+  }
+}
+
+Status Space::give_back_slab(std::size_t i) {
+  const Bytes size = slabs_[i].size, mark = slabs_[i].mark;
+  const std::vector<GranuleId> cells = slabs_[i].cells;
+  Status s = slabs_.give_back(i);
+  if (!s.ok()) return s;
+  for (GranuleId id : cells) {
+    granules_[id] = Granule{};
+    spare_granules_.push_back(id);
+  }
+  reserved_ -= mark;
+  granule_count_--;
+  destroyed_++;
+  uncount_view(size);
+  return s;
 }
 
 Status Space::extend_region(RegionId id, const std::vector<GranuleId>& granules) {
@@ -299,6 +325,9 @@ Status Space::drop_region(RegionId id) {
   return {};
 }
 
-bool Space::owns(Addr at) const { return (at >= base_ && at < base_ + home_size_) || alias_.owns(at); }
+bool Space::owns(Addr at) const {
+  if (contiguous_) return slabs_.of(at) != Slabs::kNoSlab;
+  return (at >= base_ && at < base_ + home_size_) || alias_.owns(at);
+}
 
 }  // namespace dymem

@@ -5,8 +5,11 @@
 // see scattered free memory as one piece. Regions hold no memory and no state of their own that a free or an
 // allocation would have to update.
 //
+// The contiguous backing has slabs (slabs.hpp) in place of all of this: below their marks they are tiled by *cells*,
+// records like those of granules, without handle or views, so that the blocks above need not know the difference.
+//
 // Invariants
-//   P1  reserved() = sum of the sizes of granules (contiguous backing: the high-water mark).
+//   P1  reserved() = sum of the sizes of granules (contiguous backing: of cells, so of the slabs' marks).
 //   P2  A region holds a granule at most once. A granule that is given back breaks the regions that saw it.
 //   P3  A driver call that fails leaves everything as it was: partial work is rolled back here; what the driver will
 //       not undo either is kept as leftovers and undone before anything else is mapped.
@@ -19,6 +22,7 @@
 #include "driver/driver.hpp"
 #include "space/address_ranges.hpp"
 #include "space/leftovers.hpp"
+#include "space/slabs.hpp"
 
 namespace dymem {
 
@@ -48,11 +52,10 @@ struct Region {
 
 class Space {
  public:
-  // `slab_limit`: contiguous backing takes at most this much (0 = what the device has free, less a reserve).
-  Space(Driver& driver, Backing backing, Bytes slab_limit);
+  Space(Driver& driver, Backing backing);
   ~Space();
 
-  bool contiguous() const { return slab_size_ != 0; }
+  bool contiguous() const { return contiguous_; }
   Bytes unit() const { return unit_; }
 
   // Windows of home addresses for the arenas; addresses only.
@@ -69,18 +72,26 @@ class Space {
   // Takes an idle granule's only (home) view away and maps it at another home address (alias=off). No alias views.
   Status move_home(GranuleId id, Addr at);
 
+  // Contiguous backing. A new slab has nothing below its mark; raise() makes the next `bytes` of it cells, and tells which
+  // are new (the last one so far may just have become larger).
+  const Slabs& slabs() const { return slabs_; }
+  Status add_slab(Bytes size);
+  void raise(std::size_t slab, Bytes bytes, std::vector<GranuleId>* fresh);
+  Status give_back_slab(std::size_t slab);
+  static constexpr Bytes kCell = 16 * kMiB;
+
   Status add_region(const std::vector<GranuleId>& granules, RegionId* out);
   Status extend_region(RegionId id, const std::vector<GranuleId>& granules);
   Status drop_region(RegionId id);  // the caller knows that no work uses its addresses
 
   GranuleId granule_at(Addr home) const {  // kNone if nothing is mapped there
     std::uint64_t slot = (home - base_) / kGranuleUnit;
-    return slot < slots_ ? slot_[slot] - 1 : kNone;
+    return slot < slots_ ? slot_[slot] - 1 : contiguous_ ? cell_at(home) : kNone;
   }
   Granule& granule(GranuleId id) { return granules_[id]; }
   const Granule& granule(GranuleId id) const { return granules_[id]; }
   std::size_t granules() const { return granules_.size(); }  // records, some not in use
-  std::size_t granule_count() const { return granule_count_; }
+  std::size_t granule_count() const { return granule_count_; }  // contiguous: slabs
   Region& region(RegionId id) { return regions_[id]; }
   const Region& region(RegionId id) const { return regions_[id]; }
   std::size_t regions() const { return regions_.size(); }
@@ -99,6 +110,13 @@ class Space {
   Status sweep() { return leftovers_.empty() ? Status{} : leftovers_.sweep(); }
 
  private:
+  friend class Dormitory;
+  GranuleId cell_at(Addr at) const {
+    std::size_t i = slabs_.below_mark(at);
+    return i == Slabs::kNoSlab ? kNone : slabs_[i].cells[(at - slabs_[i].base) / kCell];
+  }
+  GranuleId make_granule();
+  void count_memory(const Granule& g, int by);  // the granule's memory was made (1) or given to the device (-1)
   void count_view(Bytes size);
   void uncount_view(Bytes size);
   void set_slots(Addr at, Bytes size, std::uint32_t value);
@@ -108,8 +126,8 @@ class Space {
   Bytes unit_;
   Addr base_ = 0;  // of the home reservation
   Bytes home_size_ = 0;
-  Addr slab_ = 0;
-  Bytes slab_size_ = 0;
+  bool contiguous_ = false;
+  Slabs slabs_;
   Window windows_[kArenas];
   struct Free {
     void operator()(std::uint32_t* p) const;

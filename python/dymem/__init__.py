@@ -14,12 +14,13 @@ from dymem._paths import library_path
 from dymem._version import __version__
 from dymem.config import Config
 from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument,
-                          OutOfMemory, TraceError)
+                          OutOfMemory, SleepError, TraceError)
 from dymem.install import install  # also binds the name: from here on `dymem.install` is the function
+from dymem.sleeping import SleepReport, free_host_slabs, sleep, tagged, wake
 
 __all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError", "InternalError", "InvalidArgument",
-           "OutOfMemory", "TraceError", "__version__", "empty_cache", "errors", "install", "library_path",
-           "memory_stats", "save_trace"]
+           "OutOfMemory", "SleepError", "SleepReport", "TraceError", "__version__", "empty_cache", "errors",
+           "free_host_slabs", "install", "library_path", "memory_stats", "save_trace", "sleep", "tagged", "wake"]
 
 
 def memory_stats(device: int = 0) -> dict:

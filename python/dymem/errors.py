@@ -41,6 +41,10 @@ class DriverError(DymemError, RuntimeError):
         self.code = code
 
 
+class SleepError(DymemError, RuntimeError):
+    """What a sleeping pool does not do (hand out memory), or why a pool cannot sleep or wake now."""
+
+
 class InternalError(DymemError, RuntimeError):
     """A broken invariant of dymem's own: please report it."""
 

@@ -18,8 +18,10 @@ def lag_ns(lag_ms: float) -> int:
 
 def replay_recording(recording: Recording, *, limit: int | float | None = None, lag_ms: float = 10.0,
                      config: dict | None = None, audit_every: int = 0,
-                     progress: Callable[[int], None] | None = None) -> dict:
-    """The JSON object of one trace, its figures as the C++ core counted them."""
+                     progress: Callable[[int], None] | None = None, layout: bool = False) -> dict:
+    """The JSON object of one trace, its figures as the C++ core counted them.
+
+    With `layout`, its key "layout" holds where everything lay, as bytes (allocator/replay/layout_watch.hpp)."""
     from dymem import _core
 
     settings = Config.from_mapping(config or {})
@@ -28,7 +30,7 @@ def replay_recording(recording: Recording, *, limit: int | float | None = None, 
         limit_bytes = math.ceil(limit * _core.trace.facts(recording.events)["occupied_peak_bytes"])
     options = {"limit": limit_bytes or 0, "backing": settings.backing, "alias": settings.alias,
                "wait": settings.wait, "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack,
-               "lag_ns": lag_ns(lag_ms), "audit_every": audit_every}
+               "lag_ns": lag_ns(lag_ms), "audit_every": audit_every, "layout": layout}
     result = _core.replay(recording.events, options, progress)
     return {"name": recording.name, "file": recording.file, "device": recording.device, **result,
             "limit_bytes": limit_bytes, "lag_ms": lag_ms, "alias": settings.alias, "backing": settings.backing,

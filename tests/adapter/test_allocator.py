@@ -150,6 +150,29 @@ def test_torch_accelerator_asks_the_same_allocator(script):
     """)
 
 
+def test_slabs_through_pytorch(script):
+    """The contiguous backing: reserved is how far up the slab was used, and a second slab is told of in one line."""
+    run = script("""
+        def figures():
+            stats, pool = torch._C._cuda_memoryStats(0), _core.abi.pool(0).stats()
+            return stats["reserved_bytes"]["all"]["current"], stats["segment"]["all"]["current"], pool["slab_bytes"]["current"]
+
+        first = _torch.allocate_on(60 * MiB)
+        assert figures() == (60 * MiB, 1, 72 * MiB)
+        second = _torch.allocate_on(20 * MiB)
+        assert figures() == (80 * MiB, 2, 92 * MiB)
+        del second
+        gc.collect()
+        torch._C._cuda_emptyCache()
+        assert figures() == (60 * MiB, 1, 72 * MiB)
+        del first
+        gc.collect()
+        torch._C._cuda_emptyCache()
+        assert figures() == (0, 0, 0) and _core.abi.pool(0).audit() == []
+    """, conf="driver='emulated', emulated_capacity='96MiB', backing='contiguous', limit=None")
+    assert run.err.count("\n") == 1 and run.err.startswith("dymem: 1 contiguous slab")
+
+
 def test_empty_cache_gives_idle_memory_back(script):
     script("""
         held, idle = _torch.allocate_on(1000), _torch.allocate_on(20 * MiB)

@@ -225,3 +225,11 @@ def test_a_terminal_that_knows_no_unicode(dymem_command, tmp_path, trace):
         for arguments in (["--help"], ["replay", "--help"], ["replay", os.fsdecode(name)]):
             run = dymem_command(*arguments, env={"PYTHONIOENCODING": encoding})
             assert run.returncode == 0, run.stderr
+
+
+def test_mobility_with_hindsight(dymem_command, tmp_path, trace):
+    run, traces = replay(dymem_command, tmp_path, trace, "--mobility", "hindsight", "--backing", "contiguous")
+    assert run.returncode == 0 and traces[0]["reserved_peak_bytes"] == 20 * MIB, run.stderr
+    unmarked = write(tmp_path / "unmarked.pickle", snapshot(History().alloc(0x10, MIB)))
+    assert "no marks of iterations" in refused(dymem_command("replay", unmarked, "--mobility", "hindsight"))
+    assert "recorded and hindsight" in refused(dymem_command("replay", trace, "--mobility", "oracle"))

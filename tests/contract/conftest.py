@@ -45,7 +45,7 @@ class Rig:
         self.kind, self.driver, self.emulated = kind, driver, emulated
         self.has_bytes = kind != "accounting"
         self.unit = driver.granularity
-        self.ranges, self.handles, self.views, self.events = {}, set(), {}, set()
+        self.ranges, self.handles, self.views, self.events, self.pinned = {}, set(), {}, set(), set()
 
     def __getattr__(self, name):
         return getattr(self.driver, name)
@@ -88,6 +88,20 @@ class Rig:
         self.events.add(event)
         return event
 
+    def ok_host(self, size):
+        code, base = self.driver.host_alloc(size)
+        assert code == Code.ok and base and base % 4096 == 0
+        self.pinned.add(base)
+        return base
+
+    def ok_host_free(self, base):
+        assert self.driver.host_free(base) == Code.ok
+        self.pinned.discard(base)
+
+    def ok_copied(self, code):
+        """A copy that the contract allows; where there are no bytes, that is what the driver says."""
+        assert code == (Code.ok if self.has_bytes else Code.unsupported)
+
     def ok_write(self, at, data):
         """Bytes go in where bytes exist; where they do not, that is what the driver says."""
         assert self.driver.write(at, data) == (Code.ok if self.has_bytes else Code.unsupported)
@@ -109,6 +123,10 @@ class Rig:
     def close(self):
         for event in self.events:
             assert self.driver.event_destroy(event) == Code.ok
+        if self.pinned:
+            assert self.driver.synchronize() == Code.ok
+        for base in self.pinned:
+            assert self.driver.host_free(base) == Code.ok
         for at, size in self.views.items():
             assert self.driver.unmap(at, size) == Code.ok
         for handle in self.handles:

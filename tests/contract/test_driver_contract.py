@@ -441,6 +441,24 @@ def test_slab(rig):
     assert rig.slab_alloc(rig.memory()[1] + rig.unit) == (Code.out_of_memory, 0)
 
 
+def test_slabs_stand_alone(rig):
+    """Several at once, wherever they lie: each keeps its bytes when another goes, and gives back all it took."""
+    _, slabs = zip(*(rig.slab_alloc(n * rig.unit) for n in (1, 3, 2)))
+    assert all(base and base % 512 == 0 for base in slabs)
+    ends = sorted((base, base + n * rig.unit) for base, n in zip(slabs, (1, 3, 2)))
+    assert all(end <= after for (_, end), (after, _) in zip(ends, ends[1:]))
+    for base, n in zip(slabs, (1, 3, 2)):
+        rig.ok_write(base + n * rig.unit - 64, pattern(64, n))
+    assert rig.slab_free(slabs[1]) == Code.ok
+    if rig.has_bytes:
+        rig.refuses(rig.read(slabs[1], 8)[0])
+    for base, n in ((slabs[0], 1), (slabs[2], 2)):
+        rig.ok_read(base + n * rig.unit - 64, pattern(64, n))
+        assert rig.slab_free(base) == Code.ok
+    code, again = rig.slab_alloc(6 * rig.unit)
+    assert code == Code.ok and rig.slab_free(again) == Code.ok
+
+
 def test_a_device_is_no_peer_of_itself(rig):
     base = rig.ok_reserve(1)
     rig.ok_map(base, rig.ok_create())

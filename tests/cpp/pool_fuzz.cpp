@@ -5,7 +5,9 @@
 // Spy sits between pool and device and knows which physical bytes lie behind every address. The model says which bytes
 // are held, which streams used them until when, and which stream waits for which. It reports bytes handed out twice,
 // bytes handed to a stream too early, views unmapped while work may use them, broken invariants, leaks.
-// Modes by environment: FAULTS=ppm (random driver failures), CAPTURE=1 (streams are captured now and then), NODEBUG=1.
+// Modes by environment: FAULTS=ppm (random driver failures), CAPTURE=1 (streams are captured now and then), NODEBUG=1,
+// CONTIGUOUS=1 (slabs in every run, else in one of six), SLEEP=1 (the pool falls asleep now and then, wholly or by tag,
+// and wakes some time later).
 // Prints "runs N bad M"; exits 1 if M > 0. Each run is one seed: a failing one is replayed with RUNS 1.
 #include <cstdio>
 #include <cstdlib>
@@ -26,8 +28,8 @@ struct Spy : Driver {
   std::unique_ptr<Driver> in;
   EmulatedDriver* em;
   std::map<Addr, std::pair<Bytes, Handle>> views;
-  Addr slab = 0;
-  Bytes slab_size = 0;
+  // A slab is a view of a handle of its own, from here on: a block in two slabs is a block in two allocations.
+  Handle next_slab = ~Handle{0};
   struct Use {
     Handle h;
     Bytes off, n;
@@ -94,18 +96,39 @@ struct Spy : Driver {
   }
   Status export_handle(Handle h, int* f) override { return in->export_handle(h, f); }
   Status set_peer_access(Addr a, Bytes s, int p) override { return in->set_peer_access(a, s, p); }
+  Status host_alloc(Bytes s, void** o) override {
+    if (strike()) return {Code::out_of_memory, "host_alloc", 1};
+    return in->host_alloc(s, o);
+  }
+  Status host_free(void* b) override { return in->host_free(b); }
+  Status copy_to_host(void* to, Addr from, Bytes n, StreamId s) override {
+    if (strike()) return {Code::failed, "copy_to_host", 1};
+    return in->copy_to_host(to, from, n, s);
+  }
+  Status copy_to_device(Addr to, const void* from, Bytes n, StreamId s) override {
+    if (strike()) return {Code::failed, "copy_to_device", 1};
+    return in->copy_to_device(to, from, n, s);
+  }
+  Status synchronize() override {
+    if (strike()) return {Code::failed, "synchronize", 1};
+    return in->synchronize();
+  }
   Status slab_alloc(Bytes s, Addr* o) override {
+    if (strike()) return {fcode(), "slab_alloc", 1};
     auto r = in->slab_alloc(s, o);
-    if (r.ok()) {
-      slab = *o;
-      slab_size = s;
-      views[*o] = {s, ~0ull};
-    }
+    if (r.ok()) views[*o] = {s, next_slab--};
     return r;
   }
   Status slab_free(Addr b) override {
-    views.clear();
-    return in->slab_free(b);
+    if (strike()) return {Code::failed, "slab_free", 1};
+    auto r = in->slab_free(b);
+    if (!r.ok()) return r;
+    auto it = views.find(b);
+    for (auto& u : uses[it->second.second])
+      if (u.done > in->now()) bad.push_back("slab freed while in use until " + std::to_string(u.done));
+    uses.erase(it->second.second);
+    views.erase(it);
+    return r;
   }
   Status event_create(EventId* o) override {
     if (strike()) return {Code::failed, "event_create", 1};
@@ -145,6 +168,33 @@ struct Spy : Driver {
   Status write(Addr a, const void* f, Bytes n) override { return in->write(a, f, n); }
   Status read(Addr a, void* t, Bytes n) override { return in->read(a, t, n); }
   DriverCounters counters() const override { return in->counters(); }
+  // Where the next view at or after `at` begins, if [at, …) is not mapped; else `at`.
+  Addr next_mapped(Addr at) const {
+    auto it = views.upper_bound(at);
+    if (it != views.begin()) {
+      auto before = std::prev(it);
+      if (at < before->first + before->second.first) return at;
+    }
+    return it == views.end() ? ~Addr{0} : it->first;
+  }
+  bool mapped(Addr at, Bytes n) const {
+    for (Addr x = at; x < at + n;) {
+      if (next_mapped(x) != x) return false;
+      auto it = std::prev(views.upper_bound(x));
+      x = it->first + it->second.first;
+    }
+    return true;
+  }
+  // physical() of the parts that are mapped: blocks may be asleep, whole or in part.
+  template <class F>
+  void awake_parts(Addr at, Bytes n, F f) {
+    for (Addr x = next_mapped(at); x < at + n; x = next_mapped(x)) {
+      auto it = std::prev(views.upper_bound(x));
+      Bytes m = std::min(at + n, it->first + it->second.first) - x;
+      f(it->second.second, x - it->first, m, x);
+      x += m;
+    }
+  }
   template <class F>
   void physical(Addr at, Bytes n, F f) {
     while (n) {
@@ -171,6 +221,8 @@ struct H {
   StreamId s;
   std::map<StreamId, int> other;
   std::uint64_t word;
+  Tag tag = 0;
+  bool dropped = false;  // its bytes were given up in a sleep
 };
 static int run(std::uint64_t seed, int steps, bool bytes) {
   std::mt19937_64 R(seed * 7919 + 13);
@@ -178,7 +230,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   EmulatedOptions o;
   o.bytes = bytes;
   o.capacity = (64 + rnd(400)) * kMiB * 1;
-  bool contiguous = rnd(6) == 0;
+  bool contiguous = rnd(6) == 0 || getenv("CONTIGUOUS");
   if (contiguous) o.vmm = rnd(2);
   auto em = make_emulated_driver(o);
   EmulatedDriver* E = em.get();
@@ -195,15 +247,15 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   bool debug = !contiguous && rnd(10) == 0;
   if (getenv("NODEBUG")) debug = false;
   c.debug = debug;
-  if (contiguous && o.capacity < 200 * kMiB) return 0;
-  if (rnd(2) && !contiguous) c.limit = (32 + rnd(200)) * kMiB;
+  if (rnd(2)) c.limit = (32 + rnd(200)) * kMiB;
   if (rnd(3) == 0) c.grow_slack = 0;
   int faults = getenv("FAULTS") ? (rnd(2) ? atoi(getenv("FAULTS")) : 0) : 0;
   int nstreams = 1 + int(rnd(5));
   Bytes big = (Bytes{1} << (20 + rnd(6)));
   bool captures = getenv("CAPTURE") != nullptr;
+  const bool sleeps = getenv("SLEEP") && !contiguous && !debug;
   int err = 0;
-  long ooms = 0, excs = 0;
+  long ooms = 0, excs = 0, naps = 0;
   std::map<Addr, H> live;
   std::uint64_t n = 0;
   std::map<Handle, std::map<Bytes, Bytes>> owned;  // physical live intervals
@@ -225,7 +277,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
     };
     // Its bytes are nobody's now, but work of its streams may still use them.
     auto note_freed = [&](const H& h) {
-      spy.physical(h.at, h.size, [&](Handle hd, Bytes off, Bytes m, Addr via) {
+      spy.awake_parts(h.at, h.size, [&](Handle hd, Bytes off, Bytes m, Addr via) {
         owned[hd].erase(off);
         auto put = [&](StreamId s) { spy.uses[hd].push_back({hd, off, m, s, done(s), via, spy.seq}); };
         put(h.s);
@@ -254,15 +306,79 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         depth--;
         return got;
       });
+    auto check_words = [&](const H& h) {
+      if (!bytes || h.dropped || !spy.mapped(h.at, h.size)) return;
+      if (faults && p.stats().asleep_bytes) return;  // a failed wake leaves views without contents, until the next one
+      std::uint64_t a = 0;
+      for (Addr q : {h.at, h.at + h.size / 2 / 8 * 8, h.at + h.size - 8}) {
+        spy.read(q, &a, 8).ok();
+        if (a != h.word) say("bytes overwritten");
+      }
+    };
+    // Granules come and go with sleep: who has which physical bytes is told anew from what is mapped.
+    auto recount = [&] {
+      owned.clear();
+      for (auto& [a, h] : live)
+        spy.awake_parts(a, h.size, [&](Handle hd, Bytes off, Bytes m, Addr) {
+          auto& iv = owned[hd];
+          auto it = iv.lower_bound(off);
+          if (it != iv.end() && it->first < off + m) say("OVERLAP after sleep");
+          if (it != iv.begin() && std::prev(it)->first + std::prev(it)->second > off) say("OVERLAP after sleep");
+          iv[off] = m;
+        });
+      for (auto& [a, h] : live) check_words(h);
+    };
+    auto fall_asleep = [&] {
+      SleepRequest r;
+      r.everything = rnd(3) == 0;
+      for (Tag g : {Tag(1), Tag(2)}) r.tags[g] = rnd(2), r.kept[g] = rnd(2);
+      r.keep_everything = rnd(2);
+      r.drop_untagged = rnd(4) == 0;
+      auto awake_bytes = [&](const H& h) {
+        Bytes n = 0;
+        spy.awake_parts(h.at, h.size, [&](Handle, Bytes, Bytes m, Addr) { n += m; });
+        return n;
+      };
+      std::map<Addr, Bytes> before;
+      for (auto& [a, h] : live) before[a] = awake_bytes(h);
+      try {
+        auto report = p.sleep(r);
+        for (auto& [a, h] : live)
+          if (awake_bytes(h) < before[a] && !r.keep_everything && (h.tag ? !r.kept[h.tag] : r.drop_untagged))
+            h.dropped = true;
+        naps += report.memory != 0;
+      } catch (SleepError& e) {
+        if (!faults && !captures) say(std::string("sleep threw ") + e.what());
+      } catch (DriverError& e) {
+        excs++;
+        if (!faults && bytes) say(std::string("sleep threw ") + e.what());
+      }
+      recount();
+      audit();
+    };
+    auto wake_up = [&](bool all) {
+      WakeRequest r;
+      r.everything = all;
+      for (Tag g : {Tag(1), Tag(2)}) r.tags[g] = rnd(2);
+      try {
+        p.wake(r);
+        if (all)
+          for (auto& [a, h] : live)
+            if (!spy.mapped(a, h.size)) say("still asleep after waking everything");
+      } catch (OutOfMemory&) {
+        ooms++;
+      } catch (SleepError& e) {
+        if (!captures) say(std::string("wake threw ") + e.what());
+      } catch (DriverError& e) {
+        excs++;
+        if (!faults) say(std::string("wake threw ") + e.what());
+      }
+      recount();
+      audit();
+    };
     auto dofree = [&](std::map<Addr, H>::iterator it) {
       H h = it->second;
-      if (bytes) {
-        std::uint64_t a = 0;
-        for (Addr q : {h.at, h.at + h.size / 2 / 8 * 8, h.at + h.size - 8}) {
-          spy.read(q, &a, 8).ok();
-          if (a != h.word) say("bytes overwritten");
-        }
-      }
+      check_words(h);
       note_freed(h);
       live.erase(it);
       try {
@@ -282,6 +398,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
       }
     };
     for (n = 0; n < (unsigned)steps && err < 8; n++) {
+      if (sleeps && rnd(40) == 0) rnd(2) ? fall_asleep() : wake_up(rnd(2));
       int d = int(rnd(1000));
       if (d < 480) {
         StreamId s = 100 + rnd(nstreams);
@@ -302,8 +419,14 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         if (debug) sz = 1 + sz % (4 * kMiB);
         Mobility m = Mobility(rnd(8) < 5 ? 0 : rnd(4));
         Addr a;
+        const Tag tag = sleeps ? Tag(n / 40 % 3) : Tag(0);  // kinds come in phases, as layers and caches do
         try {
+          set_current_tag(tag);
           a = p.malloc(sz, s, m);
+        } catch (SleepError&) {
+          if (!sleeps) say("malloc says it is asleep");
+          if (rnd(3) == 0) wake_up(rnd(2));
+          continue;
         } catch (OutOfMemory&) {
           ooms++;
           if (ooms % 2 == 0)
@@ -325,9 +448,12 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           continue;
         }
         Bytes size = std::max<Bytes>(512, (sz + 511) / 512 * 512);
-        H h{a, size, s, {}, seed << 32 | n};
+        H h{a, size, s, {}, seed << 32 | n, tag};
         Nanos now = E->now();
+        Handle of = 0;
         spy.physical(a, size, [&](Handle hd, Bytes off, Bytes mm, Addr) {
+          if (contiguous && of && of != hd) say("a block lies in two slabs");
+          of = hd;
           auto& iv = owned[hd];
           auto it = iv.lower_bound(off);
           if (it != iv.end() && it->first < off + mm) say("OVERLAP of live bytes");
@@ -377,7 +503,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           if (!faults) say(std::string("trim threw ") + e.what());
         }
       } else if (d < 988) {
-        if (!contiguous) p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
+        p.set_limit(rnd(3) ? (32 + rnd(200)) * kMiB : 0);
       } else if (d < 990) {
         p.set_recorder(rnd(2) ? &rec : nullptr);
       } else if (d < 993) {
@@ -406,14 +532,26 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         st = p.stats();
         if (!debug && c.limit == 0) {
         }
-        if (Bytes(st.reserved_bytes[0].current) < Bytes(st.active_bytes[0].current)) say("reserved<active");
-        if (!contiguous && !faults && Bytes(st.reserved_bytes[0].current) != E->physical_in_use())
-          say("reserved != device");
+        if (!st.asleep_bytes && Bytes(st.reserved_bytes[0].current) < Bytes(st.active_bytes[0].current))
+          say("reserved<active");
+        const Stat& held = contiguous ? st.slab_bytes : st.reserved_bytes[0];
+        if (!faults && Bytes(held.current) != E->physical_in_use()) say("held != device");
+        if (contiguous && held.current < st.reserved_bytes[0].current) say("marks past slabs");
       }
     }
     for (int k = 0; k < 8; k++) E->set_capturing(100 + k, false);
     spy.fail_ppm = 0;
+    if (sleeps) {
+      wake_up(true);  // with memory for it or not
+      fall_asleep();
+    }
     while (!live.empty()) dofree(live.begin());
+    if (sleeps) {
+      wake_up(true);
+      if (p.stats().asleep_bytes) say("asleep at the end");
+      (void)p.free_host_slabs();
+      if (p.stats().host_bytes) say("host memory left");
+    }
     E->advance_to(E->now() + 1'000'000'000);
     try {
       p.set_limit(0);
@@ -425,15 +563,15 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
     }
     auto st = p.stats();
     if (st.allocated_bytes[0].current || st.pending_bytes.current) say("left over");
-    if (!contiguous && st.reserved_bytes[0].current)
+    if (st.reserved_bytes[0].current || st.slab_bytes.current)
       say("reserved left " + std::to_string(st.reserved_bytes[0].current));
     audit();
     if (getenv("V"))
       printf(
           "seed %llu ooms %ld excs %ld stitches %lld reuses %lld waits %lld alias %d lim %llu cont %d debug %d streams "
-          "%d\n",
+          "%d naps %ld\n",
           (unsigned long long)seed, ooms, excs, (long long)st.num_stitches, (long long)st.num_stitch_reuses,
-          (long long)st.num_stream_waits, c.alias, (unsigned long long)c.limit, contiguous, debug, nstreams);
+          (long long)st.num_stream_waits, c.alias, (unsigned long long)c.limit, contiguous, debug, nstreams, naps);
   }
   if (E->physical_in_use()) say("device memory left");
   if (E->mappings()) say("mappings left");

@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from dymem import __version__
-from dymem.cli import compare, compare_gpu, doctor, replay, run, stress
+from dymem.cli import compare, compare_gpu, doctor, plot, replay, run, stress
 from dymem.cli.console import one_sentence
 from dymem.compare.capped import parse_caps
 from dymem.rivals import ALLOCATORS
@@ -66,12 +66,14 @@ def _replay(
                           help="Grow to (1 + R) x the peak of occupied bytes before stitching.")] = None,
     grow_slack: Annotated[Optional[str], typer.Option("--grow-slack", metavar="BYTES", show_default=False,
                           help="Bytes to grow beyond that.")] = None,
+    mobility: Annotated[str, typer.Option(metavar="recorded|hindsight", help="Classes of blocks as the trace has them "
+                        "(snapshots have none), or what a perfect rule would have said of each.")] = "recorded",
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
-    raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit,
+    raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,
                                  config={key: value for key, value in given.items() if value is not None}))
 
 
@@ -149,13 +151,55 @@ def _stress(
                                  listed=listed, markdown=markdown))
 
 
+@app.command("plot", epilog="dymem plot run.pickle → run.png: address over time as PyTorch's allocator had it.\n\n"
+             "dymem plot run.pickle --allocators recorded,dymem → the same beside dymem's pool.\n\n"
+             "dymem plot run.pickle --from 3 --to 4 --colour size --out steps.svg → two iterations, by size.\n\n"
+             "dymem plot a.pickle b.pickle --out both.html → every picture and table on one page.\n\n"
+             "In address over time, grey is memory that the allocator holds for no block. Exit code 0: drawn; 1: drawn up "
+             "to where --limit was not enough; 2: bad input.")
+@one_sentence
+def _plot(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
+                      "(.pickle, also .xz or .gz) or dymem's own traces; each is a panel.")],
+    out: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False, help="A .png or .svg (one picture), or "
+                   "an .html page (all of them, and tables). NAME.png in this folder unless given.")] = None,
+    picture: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False, help="address, bytes, "
+                       "histogram or peak; address unless given, and all on a page, where it may be repeated.")] = None,
+    allocators: Annotated[Optional[str], typer.Option(metavar="NAME,…", show_default=False, help="Panels: recorded, and "
+                          "the replays dymem, dymem_remap (alias=off) and dymem_contiguous.")] = None,
+    replay_: Annotated[bool, typer.Option("--replay", help="Draw where dymem's pool would put it: short for --allocators "
+                       "dymem.")] = False,
+    colour: Annotated[str, typer.Option("--colour", "--color", metavar="WHAT", help="Blocks by phase, mobility, size or "
+                      "stream.")] = "phase",
+    x: Annotated[str, typer.Option("--x", metavar="event|time|auto", help="The time axis: events are even steps, time is "
+                 "the clock; auto = events where all panels show the same trace.")] = "auto",
+    first: Annotated[Optional[int], typer.Option("--from", metavar="N", min=0, show_default=False,
+                     help="First iteration shown.")] = None,
+    last: Annotated[Optional[int], typer.Option("--to", metavar="N", min=0, show_default=False,
+                    help="Last iteration shown.")] = None,
+    limit: Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="As for dymem replay: "
+                     "what the replayed pools may hold.")] = None,
+    lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
+    title: Annotated[Optional[str], typer.Option(metavar="TEXT", show_default=False, help="Above the picture.")] = None,
+) -> None:
+    """See fragmentation at a glance: who lay where in device memory, when, and what was held for nothing."""
+    raise typer.Exit(plot.main(traces, out_file=out, allocators=allocators, replay=replay_, pictures=picture,
+                               colour=colour, x=x, first=first, last=last, limit=limit, lag_ms=lag, title=title))
+
+
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
             epilog="Child processes inherit it: dymem run -m torch.distributed.run --nproc-per-node 8 train.py")(
     one_sentence(run.command()))
 
 
-@app.command("doctor", epilog="Exit code 0: dymem can serve PyTorch here; 1: something is missing, and what to do.")
+@app.command("doctor", epilog="Exit code 0: dymem can serve PyTorch here; 1: something is missing, and the command that "
+             "mends it; 2: bad input.")
 @one_sentence
-def _doctor() -> None:
+def _doctor(
+    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                    help="Write every finding and figure there.")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure what driver calls cost on each kind of card here "
+                         "(seconds, 256 MiB), and keep it for policies.")] = False,
+) -> None:
     """What this machine has, whether dymem can work here, and what to do if not."""
-    raise typer.Exit(doctor.main())
+    raise typer.Exit(doctor.main(json, calibrate))

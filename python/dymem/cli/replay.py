@@ -5,6 +5,7 @@ The replay of one recording is dymem.replaying's.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import lag_ns, replay_recording
 from dymem.trace import load
+from dymem.trace.mobility import with_hindsight
 
+MOBILITIES = ("recorded", "hindsight")
 _RATIO_MAX = 1000.0
 _RATIO = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)x")
 
@@ -33,12 +36,14 @@ def parse_limit(text: str | None) -> int | float | None:
 
 
 def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Path | None, audit_every: int,
-         config: dict) -> int:
+         config: dict, mobility: str = "recorded") -> int:
     wanted_limit = parse_limit(limit)
     lag_ns(lag_ms)
     Config.from_mapping(config)
     if audit_every < 0:
         raise InvalidArgument("--audit counts events; write 0 for at the end only.")
+    if mobility not in MOBILITIES:
+        raise InvalidArgument(f"there is no mobility '{mobility}'; there are {' and '.join(MOBILITIES)}.")
     check_writable(json_file)
     results, bad = [], []
     with progress() as bar:
@@ -46,6 +51,8 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
             task = bar.add_task(path.name, total=None)
             try:
                 for recording in load(path):
+                    if mobility == "hindsight":
+                        recording = dataclasses.replace(recording, events=with_hindsight(recording.events))
                     bar.update(task, description=recording.name, total=len(recording), completed=0)
                     results.append(replay_recording(
                         recording, limit=wanted_limit, lag_ms=lag_ms, config=config, audit_every=audit_every,

@@ -1,7 +1,8 @@
 """Reads a snapshot in a process of its own, so that a file made to crash or bloat the unpickler takes nothing with it.
 
-The child prints one line of JSON, {"error": sentence} or {"traces": [[device, bytes, ignored_frees], …]}, and then the
-events of each trace, one after another. It sees only the standard library and dymem's own pure Python.
+The child prints one line of JSON, {"error": sentence} or {"traces": [[device, ignored_frees, frames, bytes of events,
+of addresses, of frame_of], …]}, and then those bytes of each trace, one after another. It sees only the standard
+library and dymem's own pure Python.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from dymem.trace import plain
 from dymem.trace.snapshot import DeviceTrace, device_traces
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from dymem.trace.child import main; main(sys.argv[2])"
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from dymem.trace.child import main; main(*sys.argv[2:])"
 
 
-def read_apart(path: Path) -> list[DeviceTrace]:
-    """The traces in a snapshot; TraceError, whatever the file did to its reader."""
-    run = subprocess.run([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(path)], stdin=subprocess.DEVNULL,
+def read_apart(path: Path, layout: bool = False) -> list[DeviceTrace]:
+    """The traces in a snapshot, with addresses if `layout`; TraceError, whatever the file did to its reader."""
+    run = subprocess.run([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(path),
+                          *(["layout"] if layout else [])], stdin=subprocess.DEVNULL,
                          capture_output=True)
     if run.returncode < 0:
         raise TraceError("it killed its reader: it is damaged or hostile, and nothing of it was run.")
@@ -31,21 +33,26 @@ def read_apart(path: Path) -> list[DeviceTrace]:
     header, at, traces = json.loads(head), 0, []
     if "error" in header:
         raise TraceError(header["error"])
-    for device, size, ignored in header["traces"]:
-        traces.append(DeviceTrace(device, data[at:at + size], ignored))
-        at += size
+    for device, ignored, frames, *sizes in header["traces"]:
+        parts = []
+        for size in sizes:
+            parts.append(data[at:at + size])
+            at += size
+        traces.append(DeviceTrace(device, parts[0], ignored, parts[1], frames, parts[2]))
     return traces
 
 
-def main(path: str) -> None:
+def main(path: str, layout: str = "") -> None:
     traces: list[DeviceTrace] = []
     try:
-        traces = device_traces(plain.unpickle(plain.read_bytes(Path(path))))
-        header = {"traces": [[trace.device, len(trace.events), trace.ignored_frees] for trace in traces]}
+        traces = device_traces(plain.unpickle(plain.read_bytes(Path(path))), layout == "layout")
+        header = {"traces": [[trace.device, trace.ignored_frees, trace.frames, len(trace.events), len(trace.addresses),
+                              len(trace.frame_of)] for trace in traces]}
     except TraceError as error:
         header = {"error": str(error)}
     except KeyboardInterrupt:
         sys.exit(130)
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
     for trace in traces:
-        sys.stdout.buffer.write(trace.events)
+        for part in (trace.events, trace.addresses, trace.frame_of):
+            sys.stdout.buffer.write(part)

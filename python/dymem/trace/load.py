@@ -23,6 +23,9 @@ class Recording:
     device: int
     events: bytes | bytearray
     ignored_frees: int = 0  # of blocks that were allocated before the recording began
+    addresses: bytes = b""  # u64 an event, with load(layout=True) of a snapshot; dymem's own traces have none
+    frames: list[str] = dataclasses.field(default_factory=list)
+    frame_of: bytes = b""   # u32 an event: 1 + an index into frames, 0 = not told
 
     def __len__(self) -> int:
         return len(self.events) // snapshot.EVENT.size
@@ -36,18 +39,18 @@ def name_of(path: Path) -> str:
     return name
 
 
-def load(path: str | Path) -> list[Recording]:
-    """The recordings in a file, one for each device that did anything."""
+def load(path: str | Path, layout: bool = False) -> list[Recording]:
+    """The recordings in a file, one for each device that did anything; with the addresses it tells if `layout`."""
     path = Path(path)
     try:
         if _begins_with(path, OWN_MAGIC):
             return [_own(path)]
-        traces = child.read_apart(path)
+        traces = child.read_apart(path, layout)
     except DymemError as error:
         raise TraceError(f"{path}: {error}") from None
     several = len(traces) > 1
     return [Recording(f"{name_of(path)}:{t.device}" if several else name_of(path), str(path), t.device, t.events,
-                      t.ignored_frees) for t in traces]
+                      t.ignored_frees, t.addresses, t.frames, t.frame_of) for t in traces]
 
 
 def _own(path: Path) -> Recording:

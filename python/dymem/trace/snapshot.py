@@ -6,13 +6,15 @@ The rules, each of which a test holds:
     that completes later is two; one that never completed within the recording completes with its last event;
   - what was allocated before the recording began is not in it: its frees are dropped and counted (`ignored_frees`);
   - segments that the recorded allocator took and gave back stay in, so that its reserved bytes can be compared;
-  - `user_metadata` of the form "iteration:phase" marks iterations; anything else is "not marked".
+  - `user_metadata` of the form "iteration:phase" marks iterations; anything else is "not marked";
+  - for pictures (`layout`), each event's address is kept beside it, and the line of Python that an allocation came from.
 A block handed out twice without a free between means that events are missing: refused, since every figure would be
 wrong. Several devices make several recordings.
 """
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import struct
 
@@ -26,6 +28,8 @@ _SIZE_MAX = 1 << 46  # kRequestMax
 _WORD = (1 << 64) - 1
 _SEGMENT_KINDS = {"segment_alloc": SEGMENT_ALLOC, "segment_map": SEGMENT_ALLOC,
                   "segment_free": SEGMENT_FREE, "segment_unmap": SEGMENT_FREE}
+_PACKAGES = ("/site-packages/", "/dist-packages/", "/torch/", "<frozen")
+_FRAME_MAX = 160  # characters
 _NOT_OURS = {"snapshot", "oom"}  # happen to the allocator, and change nothing that it holds
 
 
@@ -34,13 +38,17 @@ class DeviceTrace:
     device: int
     events: bytes | bytearray
     ignored_frees: int
+    addresses: bytes = b""  # with `layout`: u64 an event, 0 where it has none
+    frames: list[str] = dataclasses.field(default_factory=list)
+    frame_of: bytes = b""   # with `layout`: u32 an event, an index into frames plus 1; 0 = not told
 
 
-def device_traces(snapshot: object) -> list[DeviceTrace]:
+def device_traces(snapshot: object, layout: bool = False) -> list[DeviceTrace]:
     """One trace for each device that has events; TraceError if this is no snapshot or has no history."""
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise TraceError("it is neither a PyTorch snapshot nor a trace of dymem.")
-    traces = [_Reader(device, entries).read() for device, entries in enumerate(snapshot["device_traces"]) if entries]
+    traces = [_Reader(device, entries, layout).read()
+              for device, entries in enumerate(snapshot["device_traces"]) if entries]
     if not any(trace.events for trace in traces):
         raise TraceError("it is a snapshot without history; call torch.cuda.memory._record_memory_history() before "
                          "what is to be recorded.")
@@ -61,14 +69,28 @@ def without_orphans(events: bytes) -> tuple[bytearray, int]:
     return out, frees
 
 
+def holder(frames: object) -> str:
+    """Whose allocation it was: the innermost line of Python that is not a package's, else of any; "" if not told."""
+    if not isinstance(frames, (list, tuple)):
+        return ""
+    told = [(str(f.get("filename", "")), f.get("line"), str(f.get("name", ""))) for f in frames if isinstance(f, dict)]
+    python = [frame for frame in told if frame[0].endswith(".py")]
+    own = [frame for frame in python if not any(part in frame[0] for part in _PACKAGES)]
+    for file, line, name in (own or python or told)[:1]:
+        return f"{'/'.join(file.split('/')[-2:])}:{line} {name}"[:_FRAME_MAX]
+    return ""
+
+
 class _Reader:
     """One device's history. `live` and `ending` hold a block's number and stream by address."""
 
-    def __init__(self, device: int, entries: object):
+    def __init__(self, device: int, entries: object, layout: bool = False):
         if not isinstance(entries, (list, tuple)):
             raise TraceError(f"its history of device {device} is no list.")
         self.device, self.entries = device, entries
         self.out = bytearray()
+        self.layout, self.addresses, self.frame_of = layout, array.array("Q"), array.array("I")
+        self.frames: dict[str, int] = {}  # text -> its number, from 1
         self.live: dict[int, tuple[int, int, int]] = {}    # number, size, stream
         self.ending: dict[int, tuple[int, int, int]] = {}  # free requested, not completed
         self.segments: dict[int, int] = {}
@@ -97,9 +119,10 @@ class _Reader:
                 self.segment(_SEGMENT_KINDS[action], action, entry)
             elif action not in _NOT_OURS:
                 raise self.error(f"has the action {action!r}, which this version does not know")
-        for block in self.ending.values():
-            self.emit(FREE_COMPLETED, *block)
-        return DeviceTrace(self.device, self.out, self.ignored)
+        for address, block in self.ending.items():
+            self.emit(FREE_COMPLETED, *block, address)
+        return DeviceTrace(self.device, self.out, self.ignored, self.addresses.tobytes(), list(self.frames),
+                           self.frame_of.tobytes())
 
     def error(self, what: str) -> TraceError:
         return TraceError(f"event {self.index} of device {self.device} {what}.")
@@ -119,8 +142,15 @@ class _Reader:
                 self.iteration = int(head)
             self.phase = ord(phase) if len(phase) == 1 and phase.isascii() else 0
 
-    def emit(self, kind: int, block: int, size: int, stream: int) -> None:
+    def emit(self, kind: int, block: int, size: int, stream: int, address: int) -> None:
         self.out += EVENT.pack(self.time, block, size, stream, kind, 0, self.phase, self.iteration)
+        if self.layout:
+            self.addresses.append(address)
+            self.frame_of.append(self.frame(self.entries[self.index]) if kind == ALLOC else 0)
+
+    def frame(self, entry: dict) -> int:
+        text = holder(entry.get("frames"))
+        return self.frames.setdefault(text, len(self.frames) + 1) if text else 0
 
     def alloc(self, entry: dict) -> None:
         address = self.number(entry, "addr")
@@ -128,11 +158,11 @@ class _Reader:
             raise self.error(f"allocates {address:#x}, which is still held: the recording leaves out frees; record "
                              "with every action")
         if address in self.ending:  # handed out again: so it was done
-            self.emit(FREE_COMPLETED, *self.ending.pop(address))
+            self.emit(FREE_COMPLETED, *self.ending.pop(address), address)
         block = self.blocks, self.number(entry, "size", most=_SIZE_MAX), self.number(entry, "stream")
         self.blocks += 1
         self.live[address] = block
-        self.emit(ALLOC, *block)
+        self.emit(ALLOC, *block, address)
 
     def request(self, entry: dict) -> None:
         address = self.number(entry, "addr")
@@ -144,7 +174,7 @@ class _Reader:
         at_once = isinstance(following, dict) and following.get("action") == "free_completed" \
             and following.get("addr") == address
         if not at_once:  # else one event for both, when the completion is read
-            self.emit(FREE_REQUESTED, *block)
+            self.emit(FREE_REQUESTED, *block, address)
         self.ending[address] = block
 
     def complete(self, entry: dict) -> None:
@@ -153,9 +183,9 @@ class _Reader:
         if block is not None:
             previous = self.entries[self.index - 1]
             at_once = previous.get("action") == "free_requested" and previous.get("addr") == address
-            self.emit(FREE_REQUESTED if at_once else FREE_COMPLETED, *block)
+            self.emit(FREE_REQUESTED if at_once else FREE_COMPLETED, *block, address)
         elif address in self.live:  # a free whose request was not recorded
-            self.emit(FREE_REQUESTED, *self.live.pop(address))
+            self.emit(FREE_REQUESTED, *self.live.pop(address), address)
 
     def segment(self, kind: int, action: str, entry: dict) -> None:
         address, size = self.number(entry, "addr"), self.number(entry, "size", most=_SIZE_MAX)
@@ -163,4 +193,4 @@ class _Reader:
             self.segments[address] = size
         elif action == "segment_free" and self.segments.pop(address, None) is None:
             return  # older than the recording: its bytes were never counted
-        self.emit(kind, 0, size, self.number(entry, "stream"))
+        self.emit(kind, 0, size, self.number(entry, "stream"), address)

@@ -1,0 +1,18 @@
+"""The optional packages of pictures: matplotlib without a display, or one line that says how to get it."""
+
+from __future__ import annotations
+
+import os
+
+from dymem.errors import MissingPackage
+
+
+def require() -> None:
+    """MissingPackage unless numpy and matplotlib import; chooses the backend that needs no display."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    try:
+        import matplotlib
+        import numpy  # noqa: F401
+    except ImportError as error:
+        raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None
+    matplotlib.use("Agg")

@@ -1,0 +1,35 @@
+"""Mobility classes with hindsight: what a perfect rule would have said when each block of a trace was allocated.
+
+From the marks of iterations and phases alone, so only for recordings that have them. Pure: events in, events out.
+  temporary   freed in the phase of the iteration that allocated it (before the first iteration: freed before it)
+  movable     anything else
+Stands in for classes that a program gives while it runs, to tell what they are worth; no allocator could know them.
+"""
+
+from __future__ import annotations
+
+from dymem.errors import TraceError
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
+
+MOVABLE, TEMPORARY = 1, 2  # dymem::Mobility
+_MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
+
+
+def with_hindsight(events: bytes | bytearray) -> bytearray:
+    """A copy of the events with each allocation's class set; TraceError if no iteration is marked."""
+    out = bytearray(events)
+    born: dict[int, tuple[int, int, int]] = {}  # block: where its event begins, iteration, phase
+    marked = False
+    for index, (_, block, _, _, kind, _, phase, iteration) in enumerate(EVENT.iter_unpack(events)):
+        marked |= iteration >= 0
+        if kind == ALLOC:
+            at = index * EVENT.size
+            born[block] = at, iteration, phase
+            out[at + _MOBILITY_AT] = MOVABLE
+        elif kind == FREE_REQUESTED and block in born:
+            at, iteration_then, phase_then = born.pop(block)
+            if iteration == iteration_then and (iteration < 0 or phase == phase_then):
+                out[at + _MOBILITY_AT] = TEMPORARY
+    if not marked:
+        raise TraceError("it has no marks of iterations, from which classes could be told; replay it without --mobility.")
+    return out
