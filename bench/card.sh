@@ -5,7 +5,7 @@
 #
 # ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare).
 # parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
-# minutes each at most; RMM only where it can be imported); peers (two cards)
+# minutes each at most; RMM only where it can be imported); stress (4 minutes, likewise); peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -36,6 +36,8 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
+      --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
     compare) "$python" -m dymem compare $only --seconds 540 --json "$out/compare.json" --html "$out/compare.html" ;;
     caps) "$python" -m dymem compare $only --cap 1.00x,1.02x,1.05x,1.20x --seconds 560 --json "$out/caps.json" \

@@ -62,9 +62,10 @@ void set_memory_fraction(int device, Pool& pool, double fraction) {
     throw InvalidArgument("dymem: the memory fraction must be from 0 to 1, not " + std::to_string(fraction) + ".");
   const Bytes configured = process_config().pool.limit;
   const Bytes total = pool.driver().memory().total;
-  // A limit of 0 means none: a fraction of 0 becomes the smallest limit there is.
+  // A limit of 0 means none: a fraction of 0 becomes the smallest limit there is, all of the device becomes none.
   const Bytes share = std::max<Bytes>(1, static_cast<Bytes>(fraction * static_cast<double>(total)));
-  pool.set_limit(configured ? std::min(configured, share) : share);
+  if (fraction == 1.0) pool.set_limit(configured);
+  else pool.set_limit(configured ? std::min(configured, share) : share);
   fractions()[device] = fraction;
 }
 

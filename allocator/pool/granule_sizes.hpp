@@ -4,6 +4,7 @@
 // has the sweep over all recordings behind these constants.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "base/units.hpp"
@@ -16,10 +17,12 @@ struct GranuleSizes {
   static constexpr Bytes kShare = 12;              // larger ones only up to need / kShare
 
   // The largest granule for a request of `size` bytes when the pool holds `reserved`. Under a limit memory is what is
-  // short: smaller ones, so that less is lost to granules that are used in part.
-  static constexpr Bytes kSmallPool = kGiB, kSmallPoolGranule = 8 * kMiB, kLimitedGranule = 16 * kMiB;
-  static Bytes most(Bytes size, Bytes reserved, bool limited) {
-    if (limited) return std::min(size, kLimitedGranule);
+  // short: smaller ones, so that less is lost to granules that are used in part, the smaller the limit; and at least two
+  // to a block, so that a block of another size which comes to lie there strands half of one at most.
+  static constexpr Bytes kSmallPool = kGiB, kSmallPoolGranule = 8 * kMiB;
+  static constexpr Bytes kLimitedLeast = 8 * kMiB, kLimitedMost = 16 * kMiB, kLimitedHandles = 512;
+  static Bytes most(Bytes size, Bytes reserved, Bytes limit) {
+    if (limit) return std::min(size / 2, std::clamp(std::bit_floor(limit / kLimitedHandles), kLimitedLeast, kLimitedMost));
     return reserved < kSmallPool ? std::max(size, kSmallPoolGranule) : size;
   }
 

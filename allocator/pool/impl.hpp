@@ -62,6 +62,11 @@ struct Pool::Impl {
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
 
+  // --- relief.cpp: where stitching does not come to rest
+  BlockId try_relief(Bytes size, StreamIndex by, bool high);
+  void note_rearranged(double us);  // what stitching or moving granules cost
+  double rearranged_us() const;     // lately: less what the blocks handed out since then may cost
+
   // --- slab_path.cpp
   BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
@@ -126,6 +131,8 @@ struct Pool::Impl {
   std::vector<Pending> pending;
   bool slow_free = false;  // debug mode, or some granules are asleep: a free has to look closer
   unsigned calls = 0;      // mallocs, wrapping
+  double rearranged_us_then = 0;
+  unsigned rearranged_at = 0;  // `calls` at that time
   unsigned until_poll = 0;  // mallocs until pending blocks are looked at again
 
   Counters counters;               // what every call counts

@@ -3,6 +3,7 @@
 //   1  what other streams have finished with by now
 //   2  views that are there already
 //   3  growing, while reserved stays within the running peak of occupied bytes plus a little (budget)
+//      … or, where stitching does not come to rest, further (relief.cpp)
 //   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit;
 //      before growing past the budget a stream waits for others where that is expected to take no time; before growing
 //      far past it a lesser stream waits for the busiest one (on the device; decision 0005)
@@ -13,6 +14,7 @@
 //   8  OutOfMemory with every figure; the pool stays usable
 #include <algorithm>
 
+#include "driver/cost_model.hpp"
 #include "pool/granule_sizes.hpp"
 #include "pool/impl.hpp"
 
@@ -57,7 +59,7 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes reserved_now = space.reserved();
   bool limited = config.limit != 0;
-  Bytes most = GranuleSizes::most(size, reserved_now, limited), ask = site.need;
+  Bytes most = GranuleSizes::most(size, reserved_now, config.limit), ask = site.need;
   if (arena != kSmallArena)
     ask = GranuleSizes::ask(ask, up_to - reserved_now, most, GranuleSizes::exact(reserved_now, limited));
   ask = std::min(ask, site.room);
@@ -80,7 +82,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
-  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit != 0);
+  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit);
   auto plan = stitcher.plan(size, by, room, allowed, most);
   auto fresh = [&] { return plan ? plan->fresh_bytes : size; };  // no plan: nothing to stitch, all of it would be new
   if (fresh() > room && wait_where_free(fresh(), by)) {
@@ -102,6 +104,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
     return kNoBlock;
   }
   stats.num_stitches++;
+  note_rearranged(plan->cost_us);
   BlockId id = stitcher.take(spot, size, by);
   stitcher.retire();
   return id;
@@ -158,6 +161,8 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
     }
     home.adopt(arena, g);
     at += space.granule(g).size;
+    note_rearranged(cost::map_us(space.granule(g).size) + cost::access_us(space.granule(g).size) +
+                    cost::unmap_us(space.granule(g).size));
   }
   count_reserved();  // granules may have changed arenas
   Place p = home.best_fit(arena, size, by, false, 1 << 20);
@@ -173,6 +178,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   }
   if (id == kNoBlock) id = try_views(size, by);
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
+  if (id == kNoBlock) id = try_relief(size, by, high);
   if (id == kNoBlock) id = try_stitch(size, by, allowance());
   if (id == kNoBlock) id = try_move(kMainArena, size, by);
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());

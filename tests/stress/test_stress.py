@@ -7,6 +7,7 @@ import pytest
 
 from dymem.replaying import replay_recording
 from dymem.stress import PATTERNS, SETTINGS, Script, smallest_limit
+from dymem.trace import Recording
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED
 
 MIB = 1 << 20
@@ -85,12 +86,51 @@ def test_aliasing_never_needs_more_than_one_slab(name):
     recording = PATTERNS[name].script(SCALE).recording(name)
     vmm, slab = (smallest_limit(recording, setting).ratio for setting in ("vmm", "contiguous"))
     assert vmm is not None and (slab is None or vmm <= slab + 0.005)
-    assert vmm < 1.3
+    assert vmm < 1.08
 
 
 def test_small_blocks_between_large_ones_keep_no_granules_from_being_stitched():
     """Large blocks begin where granules begin: with slivers shared, the comb needs 1.6 times what it occupies."""
-    assert smallest_limit(PATTERNS["comb"].script(2 * SCALE).recording("comb"), "vmm").ratio < 1.15
+    assert smallest_limit(PATTERNS["comb"].script(2 * SCALE).recording("comb"), "vmm").ratio < 1.06
+
+
+@pytest.mark.parametrize("setting", ["vmm", "alias=off"])
+def test_a_block_of_another_size_strands_little_of_a_granule_under_a_limit(setting):
+    """Blocks of 12 MiB where blocks of 8 MiB were: with granules of 8 MiB a seventh of the limit could not be lent."""
+    recording = PATTERNS["checkerboard"].script(2 * SCALE).recording("checkerboard")
+    assert smallest_limit(recording, setting).ratio <= 1.01
+
+
+def warm(name, runs=3, **options):
+    """The driver time in ms of a run of the pattern, without a limit, after a first one in the same pool; reserved / occupied."""
+    events = events_of(PATTERNS[name].script(4 * SCALE).recording(name))
+    blocks, span = max(event[1] for event in events) + 1, events[-1][0] + 1000
+    raw = b"".join(EVENT.pack(time + run * span, block + run * blocks, *rest[:-1], 3 * (run > 0))
+                   for run in range(runs) for time, block, *rest in events)
+    result = replay_recording(Recording(name, name, 0, raw), **options)
+    assert result["oom"] is None and result["audit"] == []
+    return result["driver_time_warm_us"] / 1e3 / (runs - 1), result["reserved_peak_bytes"] / result["occupied_peak_bytes"]
+
+
+def test_stitching_that_does_not_come_to_rest_gives_way_to_growing():
+    """Caches that grow by a little at every step: stitched anew each time, that is 700 ms of driver calls."""
+    ms, reserved = warm("kv_cache_growth")
+    assert ms < 150 and reserved <= 1.27
+
+
+@pytest.mark.parametrize("name", ["growing_batch", "train_eval", "variable_lengths", "split_hole"])
+def test_programs_that_stitch_now_and_then_reserve_no_more_for_it(name):
+    ms, reserved = warm(name)
+    assert ms < 1 and reserved < 1.02
+
+
+def test_relief_stays_within_the_limit_and_gives_the_same_addresses_again():
+    recording = PATTERNS["kv_cache_growth"].script(SCALE).recording("kv_cache_growth")
+    limit = smallest_limit(recording, "vmm").limit_bytes + 64 * MIB
+    first, again = (replay_recording(recording, limit=limit) for _ in range(2))
+    assert first["oom"] is None and first["reserved_peak_bytes"] <= limit
+    for key in ("reserved_peak_bytes", "driver_calls", "driver_time_us", "stats"):
+        assert first[key] == again[key], key
 
 
 def test_the_command_writes_what_it_shows(python, tmp_path):

@@ -117,27 +117,38 @@ def _compare(
     raise typer.Exit(compare.main(asked, program=script or [], recordings=recordings, lag_ms=lag))
 
 
-@app.command("stress", epilog="Each pattern is replayed under smaller and smaller limits until it no longer fits. "
-             "Exit code 0: every pattern survives; 1: one does not, even under four times its occupied peak; "
-             "2: bad input; 3: an audit failed, please report it.")
+@app.command("stress", epilog="Each pattern is run under smaller and smaller limits until it no longer fits: with a GPU by "
+             "every allocator, each in a process of its own; without one by dymem's pool on an emulated device. "
+             "Exit code 0: every pattern survives; 1: one does not, even under four times its occupied peak, or time ran "
+             "out; 2: bad input; 3: an audit failed, please report it.")
 @one_sentence
 def _stress(
     patterns: Annotated[Optional[list[str]], typer.Argument(metavar="PATTERN…", show_default=False,
                         help="Names from --list; all unless given.")] = None,
+    driver: Annotated[Optional[str], typer.Option(metavar="cuda|emulated", show_default=False,
+                      help="The machine; cuda where a GPU is, unless given.")] = None,
     scale: Annotated[str, typer.Option(metavar="BYTES", help="What a pattern holds at its peak, about.")] = "4GiB",
     seed: Annotated[int, typer.Option(metavar="N", help="Of the random sizes and lifetimes.")] = 0,
     precision: Annotated[float, typer.Option(metavar="R", help="How exactly the limit is found, as a share of the "
                          "occupied peak.")] = 0.005,
     setting: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
-                       help="vmm, alias=off or contiguous (may be repeated); all unless given.")] = None,
+                       help="Emulated: vmm, alias=off or contiguous (may be repeated); all unless given.")] = None,
+    allocator: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
+                         help="On a GPU: native, expandable, async, rmm_pool, rmm_async, dymem, dymem_remap or "
+                         "dymem_contiguous (may be repeated); all unless given.")] = None,
+    budget_seconds: Annotated[float, typer.Option("--budget-seconds", metavar="S", help="On a GPU: about how long it may "
+                              "take; what is not measured by then stays empty.")] = 300.0,
     json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                     help="Write every figure there.")] = None,
+    picture: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
+                       help="Draw the table there, as .png, .svg or .pdf.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name the patterns and what they do.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")] = False,
 ) -> None:
     """Fragmentation stress tests: the smallest memory in which each pattern of sizes and lifetimes survives."""
-    raise typer.Exit(stress.main(patterns, scale=scale, seed=seed, precision=precision, settings=setting,
-                                 json_file=json, listed=listed, markdown=markdown))
+    raise typer.Exit(stress.main(patterns, driver=driver, scale=scale, seed=seed, precision=precision, settings=setting,
+                                 allocators=allocator, budget_seconds=budget_seconds, json_file=json, picture=picture,
+                                 listed=listed, markdown=markdown))
 
 
 @app.command("plot", epilog="dymem plot run.pickle → run.png: address over time as PyTorch's allocator had it.\n\n"

@@ -43,6 +43,13 @@ class Allocator:
     def limit(self, limit_bytes: int | None) -> None:
         """In the child, once CUDA is in use: the part of the cap that could not be set before."""
 
+    def start_over(self, limit_bytes: int | None) -> bool:
+        """In the child, while callers hold nothing: gives everything back, and from here on this cap holds.
+
+        The peaks of usage() count anew. False where it holds on to memory: only a new process starts afresh then.
+        """
+        raise NotImplementedError
+
     def usage(self) -> dict[str, int | None]:
         """The figures of USAGE for the current device, so far."""
         raise NotImplementedError

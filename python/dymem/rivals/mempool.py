@@ -2,7 +2,7 @@
 
 cudaMallocAsync draws from the device's current pool; RMM's async resource from a pool that it is given. Both are
 bounded here by the pool's maximum size, and what they hold is the pool's own high-water mark. The pool lives as long
-as the process. Freed memory stays in it (release threshold: all), as PyTorch and RMM set theirs.
+as the process, or until it is closed. Freed memory stays in it (release threshold: all), as PyTorch and RMM set theirs.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class MemoryPool:
     def make_current(self) -> None:
         """From here on cudaMallocAsync on this device draws from this pool."""
         self._call("cuDeviceSetMemPool", self.device, self.handle)
+
+    def close(self) -> None:
+        """Gives its memory back, once the work with it is done; nothing may be held, and another pool must be current."""
+        self._call("cuMemPoolDestroy", self.handle)
 
     def _figure(self, attribute: int) -> int:
         value = ctypes.c_uint64(0)

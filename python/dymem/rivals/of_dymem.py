@@ -10,7 +10,7 @@ import os
 
 from dymem.config import ENVIRONMENT, Config
 from dymem.rivals.allocator import Allocator
-from dymem.rivals.of_torch import torch_usage
+from dymem.rivals.of_torch import start_over, torch_usage
 
 
 class Dymem(Allocator):
@@ -31,6 +31,9 @@ class Dymem(Allocator):
         import dymem
 
         dymem.install(self.configuration(limit_bytes))
+
+    def start_over(self, limit_bytes: int | None) -> bool:
+        return start_over(limit_bytes)
 
     def usage(self) -> dict[str, int | None]:
         import dymem

@@ -24,13 +24,17 @@ class Rmm(Allocator):
     def __init__(self, name: str, title: str) -> None:
         super().__init__(name, title)
         self._statistics = None
+        self._pool = None
 
     def missing(self) -> str | None:
         return None if importlib.util.find_spec("rmm") else _ABSENT
 
     def _resource(self, limit_bytes: int | None):
-        """The memory resource that serves; made once."""
+        """A new memory resource, to serve from now on."""
         raise NotImplementedError
+
+    def _close(self, pool) -> None:
+        """What `_resource` made before is no longer used."""
 
     def _held(self) -> dict[str, int]:
         """Reserved bytes, now and at the peak."""
@@ -39,18 +43,35 @@ class Rmm(Allocator):
     def install(self, limit_bytes: int | None = None) -> None:
         if reason := self.missing():
             raise InstallError(reason)
-        import rmm
         import torch
         from rmm.allocators.torch import rmm_torch_allocator
 
         if rmm_torch_allocator is None:
             raise InstallError("RMM serves PyTorch only where torch sees a GPU.")
+        self._serve(limit_bytes)
+        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+    def _serve(self, limit_bytes: int | None) -> None:
+        import rmm
+
         try:
             self._statistics = rmm.mr.StatisticsResourceAdaptor(self._resource(limit_bytes))
         except (RuntimeError, MemoryError) as error:
             raise InstallError(f"RMM could not be set up: {(str(error).splitlines() or ['no memory'])[0]}") from None
         rmm.mr.set_current_device_resource(self._statistics)
-        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+
+    def start_over(self, limit_bytes: int | None) -> bool:
+        import rmm
+        import torch
+
+        torch.cuda.synchronize()
+        # The old one goes first: two may be more than the device has.
+        rmm.mr.set_current_device_resource(rmm.mr.CudaMemoryResource())
+        old, self._statistics, self._pool = self._pool, None, None
+        self._close(old)
+        del old
+        self._serve(limit_bytes)
+        return True
 
     def usage(self) -> dict[str, int | None]:
         if self._statistics is None:
@@ -87,6 +108,9 @@ class RmmAsync(Rmm):
 
         self._pool = MemoryPool(0, limit_bytes)
         return rmm.mr.CudaAsyncViewMemoryResource(driver.CUmemoryPool(self._pool.handle.value))
+
+    def _close(self, pool) -> None:
+        pool.close()
 
     def _held(self) -> dict[str, int]:
         usage = self._pool.usage()

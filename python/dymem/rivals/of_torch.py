@@ -45,6 +45,19 @@ def limit_share(limit_bytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(share_of_device(limit_bytes, total))
 
 
+def start_over(limit_bytes: int | None) -> bool:
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    if limit_bytes is None:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    else:
+        limit_share(limit_bytes)
+    return torch.cuda.memory_reserved() == 0
+
+
 class TorchOwn(Allocator):
     history = True
 
@@ -59,6 +72,9 @@ class TorchOwn(Allocator):
     def limit(self, limit_bytes: int | None) -> None:
         if limit_bytes is not None:
             limit_share(limit_bytes)
+
+    def start_over(self, limit_bytes: int | None) -> bool:
+        return start_over(limit_bytes)
 
     def usage(self) -> dict[str, int | None]:
         return torch_usage()
@@ -79,6 +95,16 @@ class CudaMallocAsync(TorchOwn):
 
         self._pool = MemoryPool(torch.cuda.current_device(), limit_bytes)
         self._pool.make_current()
+
+    def start_over(self, limit_bytes: int | None) -> bool:
+        import torch
+
+        start_over(None)  # the device's default pool, which served until a cap was set
+        old, self._pool = self._pool, MemoryPool(torch.cuda.current_device(), limit_bytes)
+        self._pool.make_current()
+        if old:
+            old.close()
+        return True
 
     def usage(self) -> dict[str, int | None]:
         # PyTorch counts what callers hold itself, and asks the default pool of the device for the rest.

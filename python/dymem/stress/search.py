@@ -1,12 +1,14 @@
-"""The smallest limit under which a pattern survives, by bisection over replays on the emulated device.
+"""The smallest limit under which a pattern survives, by bisection.
 
 Below the occupied peak nothing can survive, so the search begins there; it ends where the bounds are within
 `precision` of one another. Survival is taken to be monotonous; where it is not, a limit that survived is still true.
+`bisect` asks whoever can try a limit; `smallest_limit` tries by replays on the emulated device.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Callable, TypeVar
 
 from dymem.replaying import replay_recording
 from dymem.trace import Recording
@@ -18,6 +20,32 @@ SETTINGS: dict[str, dict[str, object]] = {
     "contiguous": {"backing": "contiguous"},
 }
 MOST = 4.0  # times the occupied peak: what needs more is said to need more
+
+T = TypeVar("T")
+
+
+def bisect(attempt: Callable[[float], T | None], likely: float, precision: float) -> tuple[float | None, T | None, bool]:
+    """The smallest ratio from 1 to MOST at which `attempt` gives something, that, and whether it is within `precision`.
+
+    `likely`: a ratio that probably suffices. An attempt that raises StopIteration ends the search early.
+    """
+    found, kept = None, None
+    low, high = 1.0, max(1.0, likely)
+    try:
+        for ratio in dict.fromkeys((1.0, min(high, MOST), MOST)):  # mostly the first, or the second, is the answer's neighbour
+            if (result := attempt(ratio)) is not None:
+                found, kept = ratio, result
+                break
+            low = ratio
+        while found is not None and found - low > precision:
+            ratio = (low + found) / 2
+            if (result := attempt(ratio)) is None:
+                low = ratio
+            else:
+                found, kept = ratio, result
+    except StopIteration:
+        return found, kept, False
+    return found, kept, True
 
 
 @dataclasses.dataclass
@@ -42,19 +70,10 @@ def smallest_limit(recording: Recording, setting: str, *, precision: float = 0.0
 
     unlimited = replay(None)
     occupied = unlimited["occupied_peak_bytes"]
-    found, kept = None, None
-    low, high = 1.0, max(1.0, unlimited["reserved_peak_bytes"] / occupied)
-    for ratio in dict.fromkeys((1.0, min(high, MOST), MOST)):  # mostly the first, or the second, is the answer's neighbour
+
+    def attempt(ratio: float) -> dict | None:
         result = replay(int(occupied * ratio))
-        if not result["oom"]:
-            found, kept = ratio, result
-            break
-        low = ratio
-    while found is not None and found - low > precision:
-        ratio = (low + found) / 2
-        result = replay(int(occupied * ratio))
-        if result["oom"]:
-            low = ratio
-        else:
-            found, kept = ratio, result
-    return Survival(setting, found, occupied, None if found is None else int(occupied * found), unlimited, kept, replays)
+        return None if result["oom"] else result
+
+    ratio, kept, _ = bisect(attempt, unlimited["reserved_peak_bytes"] / occupied, precision)
+    return Survival(setting, ratio, occupied, None if ratio is None else int(occupied * ratio), unlimited, kept, replays)
