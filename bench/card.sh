@@ -13,7 +13,7 @@ parts=${*:-build losses calls pairs torchtune tests}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
 cd "$(dirname "$0")/.." || exit 2
-export PYTHONPATH="$PWD/python" PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 only=$(for name in ${ONLY:-}; do printf -- '--only %s ' "$name"; done)
 say() { echo "== $* ($(date +%T))"; }

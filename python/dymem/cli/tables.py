@@ -82,7 +82,7 @@ def stress_table(rows: list[dict]) -> Table:
     """Smallest limits of `dymem stress`, a row for each pattern and a column for each setting."""
     settings = list(rows[0]["settings"]) if rows else []
     table = new_table("Smallest limit under which each pattern survives, as a multiple of its occupied peak",
-                   ["pattern", "occupied peak", *settings, "from"],
+                      ["pattern", "occupied peak", *settings, "from"],
                    caption="Emulated device. In brackets: driver calls of the whole run at that limit.")
     for row in rows:
         table.add_row(row["pattern"], format_bytes(row["occupied_peak_bytes"]),
@@ -135,8 +135,8 @@ def _headings(rows: list[dict]) -> list[str]:
 
 def card_stress_table(rows: list[dict], where: str) -> Table:
     """Smallest limits by pattern and allocator; the best of a row, to the precision shown, is highlighted."""
-    table = _table(f"Smallest limit under which each pattern survives, as a multiple of its occupied peak ({where})",
-                   ["pattern", "occupied", *_headings(rows)])
+    table = new_table(f"Smallest limit under which each pattern survives, as a multiple of its occupied peak ({where})",
+                      ["pattern", "occupied", *_headings(rows)])
     for row in rows:
         best = _best(row, "ratio")
         words = [_highlighted(word, (ratio := _sound(cell, "ratio")) is not None and round(ratio, 3) <= round(best, 3),
@@ -148,10 +148,10 @@ def card_stress_table(rows: list[dict], where: str) -> Table:
 
 def card_time_table(rows: list[dict], where: str) -> Table:
     """Times relative to the fastest of a row: without a limit, and near the smallest limit."""
-    table = _table(f"Time of the whole pattern over the fastest allocator's: without a limit / near its smallest ({where})",
-                   ["pattern", "fastest", *_headings(rows)],
-                   caption="Medians of the runs after the first; near: the allocator's own smallest limit + 1 % of the "
-                           "occupied peak. Blocks are written and read.")
+    table = new_table(f"Time of the whole pattern over the fastest allocator's: without a limit / near its smallest ({where})",
+                      ["pattern", "fastest", *_headings(rows)],
+                      caption="Medians of the runs after the first; near: the allocator's own smallest limit + 1 % of the "
+                              "occupied peak. Blocks are written and read.")
     for row in rows:
         fastest = _best(row, "seconds")
         words = []
