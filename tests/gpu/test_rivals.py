@@ -18,7 +18,7 @@ rival.install(cap)
 torch.cuda.init()
 rival.limit(cap)
 held = [torch.ones(64 << 20, dtype=torch.uint8, device="cuda") for _ in range(8)]
-assert all(int(x.sum()) == 64 << 20 for x in held)
+assert all(int(x.min()) == int(x.max()) == 1 for x in held)  # no large temporary
 told = {"backend": torch.cuda.memory.get_allocator_backend(), "failed": False}
 if cap:
     try:

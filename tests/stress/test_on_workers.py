@@ -6,7 +6,7 @@ import time
 import pytest
 from machines import FakeDevice, MIB
 
-from dymem.cli.tables import card_stress_notes, card_stress_words, card_time_table
+from dymem.cli.stress_tables import card_stress_notes, card_stress_words, card_time_table
 from dymem.stress import PATTERNS, bisect
 from dymem.stress import on_workers
 from dymem.stress.execute import READ_EVERY, run, value_of
@@ -247,7 +247,7 @@ def test_the_command_shows_and_writes_every_allocator(on_fake_card, capsys, tmp_
     assert report["driver"] == "cuda" and report["machine"]["gpu"] == "a card of cardboard"
     cells = report["patterns"][0]["allocators"]
     assert list(cells) == ["native", "rmm_pool", "dymem"] and cells["dymem"]["ratio"] == 1.0
-    from dymem.cli.tables import card_stress_table
+    from dymem.cli.stress_tables import card_stress_table
     from rich.console import Console
 
     console = Console(width=200, record=True, file=open("/dev/null", "w"))

@@ -16,9 +16,10 @@ from pathlib import Path
 from rich.table import Table
 
 from dymem import __version__
-from dymem.compare.card import gpu_count
 from dymem.cli.console import BROKEN, check_writable, chosen, complain, out, progress, show, write_json
-from dymem.cli.tables import card_stress_notes, card_stress_table, card_stress_words, card_time_table, stress_table
+from dymem.cli.stress_tables import card_stress_notes, card_stress_table, card_stress_words, card_time_table
+from dymem.cli.tables import stress_table
+from dymem.compare.card import gpu_count
 from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
 
