@@ -33,7 +33,7 @@ compare: $(BUILT)
 	@$(PYTHON) -m dymem compare $(ARGS)
 
 test: $(TESTABLE)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest $(if $(shell $(PYTHON) -c 'import xdist' 2>&1),,-n auto --dist loadfile) $(ARGS)
 
 build: $(BUILT)
 
@@ -58,7 +58,7 @@ readme: $(BUILT)
 
 .venv/test$(TORCH).stamp: pyproject.toml | .venv/dymem.stamp
 	@echo "dymem: installing what the tests need into .venv"
-	@$(PIP) pytest pytest-timeout hypothesis numpy
+	@$(PIP) pytest pytest-timeout pytest-xdist hypothesis numpy matplotlib
 	@$(if $(TORCH),$(PIP) "torch==$(TORCH)" nvidia-cuda-crt)
 	@touch $@
 

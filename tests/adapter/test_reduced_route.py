@@ -102,48 +102,23 @@ PEERS = r"""
 #include <vector>
 #include "abi/peer_driver.hpp"
 #include "driver/emulated.hpp"
-#include "driver/decorators.hpp"
+#include "driver/forwarding.hpp"
 using namespace dymem;
 // An emulated device that remembers which ranges which peer was let at.
-struct Peers : Driver {
-  std::unique_ptr<Driver> d = make_emulated_driver({});
+struct Peers : Forwarding<> {
+  explicit Peers(std::unique_ptr<Driver> device) : Forwarding<>(*device), kept(std::move(device)) {}
+  std::unique_ptr<Driver> kept;
   std::vector<std::string> log;
   bool refuse = false;
-  const char* name() const override { return d->name(); }
-  int device() const override { return 0; }
-  Bytes granularity() const override { return d->granularity(); }
-  bool has_vmm() const override { return true; }
-  DeviceMemory memory() override { return d->memory(); }
-  Status reserve(Bytes n, Addr* o) override { return d->reserve(n, o); }
-  Status release_addresses(Addr a, Bytes n) override { return d->release_addresses(a, n); }
-  Status create(Bytes n, Handle* o) override { return d->create(n, o); }
-  Status destroy(Handle h) override { return d->destroy(h); }
-  Status map(Addr a, Bytes n, Handle h) override { return d->map(a, n, h); }
-  Status set_access(Addr a, Bytes n) override { return d->set_access(a, n); }
-  Status unmap(Addr a, Bytes n) override { return d->unmap(a, n); }
-  Status export_handle(Handle h, int* fd) override { return d->export_handle(h, fd); }
   Addr base = 0;
   Status set_peer_access(Addr a, Bytes n, int peer) override {
     if (refuse) return {Code::failed, "set_peer_access", 1};
     log.push_back(std::to_string(peer) + ":" + std::to_string((a - base) >> 21) + "+" + std::to_string(n >> 21));
     return {};
   }
-  Status slab_alloc(Bytes n, Addr* o) override { return d->slab_alloc(n, o); }
-  Status slab_free(Addr a) override { return d->slab_free(a); }
-  Status event_create(EventId* o) override { return d->event_create(o); }
-  Status event_destroy(EventId e) override { return d->event_destroy(e); }
-  Status event_record(EventId e, StreamId s) override { return d->event_record(e, s); }
-  Status event_query(EventId e) override { return d->event_query(e); }
-  Status event_synchronize(EventId e) override { return d->event_synchronize(e); }
-  Status stream_wait(StreamId s, EventId e) override { return d->stream_wait(s, e); }
-  bool is_capturing(StreamId s) override { return d->is_capturing(s); }
-  Nanos now() override { return d->now(); }
-  Status write(Addr a, const void* f, Bytes n) override { return d->write(a, f, n); }
-  Status read(Addr a, void* t, Bytes n) override { return d->read(a, t, n); }
-  DriverCounters counters() const override { return d->counters(); }
 };
 int main() {
-  auto* peers = new Peers;
+  auto* peers = new Peers(make_emulated_driver({}));
   auto driver = make_peer_driver(std::unique_ptr<Driver>(peers));
   const Bytes g = driver->granularity();
   Addr at = 0;

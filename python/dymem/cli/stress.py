@@ -69,6 +69,8 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
         from dymem.stress.picture import require_matplotlib
 
         require_matplotlib()
+        if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise InvalidArgument(f"{picture} is no name for a picture; write .png, .svg or .pdf.")
     if machine == "cuda":
         return _on_card(asked, wanted["cuda"], budget_seconds)
     return _emulated(asked, wanted["emulated"])
