@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it to 80 in its workers; tables are as wide as in a file
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

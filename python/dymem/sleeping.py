@@ -179,7 +179,10 @@ def _number(name: str) -> int:
 
 def _names(tags: str | Iterable[str]) -> list[str]:
     """Only tags that were used: a misspelt one would drop what it was to keep."""
-    names = [tags] if isinstance(tags, str) else list(tags)
+    try:
+        names = [tags] if isinstance(tags, str) else list(tags)
+    except TypeError:
+        raise InvalidArgument(f"tags are names such as ('weights',), not {tags!r}") from None
     for name in names:
         if name not in _known:
             known = ", ".join(sorted(_known)) or "none yet"

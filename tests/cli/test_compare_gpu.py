@@ -129,7 +129,8 @@ def test_bad_input_on_a_gpu(on_a_gpu, asked, words):
     (["--cap", "1.0z"], ["1.0z", "--cap 1.00x"]),
     (["--cap", "1.02x"], ["needs a GPU"]),
     (["--all"], ["needs a GPU"]),
-    (["train.py"], ["no GPU"]),
+    (["nosuch.py"], ["no script nosuch.py"]),
+    ([__file__], ["no GPU"]),
     (["resnet50_b128"], ["--only"]),
     (["--html", "nowhere/x.html"], ["nowhere/x.html"]),
 ])

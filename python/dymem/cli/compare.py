@@ -23,18 +23,24 @@ from dymem.compare import card, pictures, training
 from dymem.config import Config
 from dymem.errors import DymemError, InvalidArgument, MissingPackage
 from dymem.replaying import lag_ns, replay_recording
+from dymem.plotting import needs
 from dymem.trace import load, name_of
+
 
 def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -> int:
     lag_ns(lag_ms)
     for path in (asked.json_file, asked.html_file):
         check_writable(path)
+    if asked.folder is not None:
+        needs.require()  # a page can do without pictures, a folder of them cannot
     if program:
         if not program[0].endswith(".py"):
             raise InvalidArgument(f"'{program[0]}' is no script (its name does not end in .py); workloads and recordings are "
                                   "named with --only.")
         if recordings:
             raise InvalidArgument("--recordings replays the bundled recordings; leave it out beside a script.")
+        if not Path(program[0]).is_file():
+            raise InvalidArgument(f"there is no script {program[0]}.")
         if card.gpu_count() == 0 and Config.from_environment().driver != "emulated":
             raise InvalidArgument("there is no GPU here to run the script on; without one, dymem compare replays recordings.")
         return compare_script(program, asked)

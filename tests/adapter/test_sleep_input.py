@@ -1,0 +1,19 @@
+"""What dymem.sleep() and wake() say to arguments that mean nothing: one sentence, before anything is touched."""
+
+import pytest
+
+import dymem
+from dymem.errors import InvalidArgument
+
+
+@pytest.mark.parametrize("call, word", [
+    (lambda: dymem.sleep(keep=None), "names such as"),
+    (lambda: dymem.sleep(keep="disk"), "'host', 'drop'"),
+    (lambda: dymem.sleep(keep=("no such tag",)), "nothing was allocated under"),
+    (lambda: dymem.sleep(device=-1), "device is a number"),
+    (lambda: dymem.wake(tags=5), "names such as"),
+])
+def test_bad_arguments_get_one_sentence(call, word):
+    with pytest.raises(InvalidArgument, match=word) as caught:
+        call()
+    assert "\n" not in str(caught.value)
