@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from dymem.errors import DymemError
-from dymem.plotting import needs
+from dymem.errors import DymemError, MissingPackage
 from dymem.rivals import ALLOCATORS
 
 SLOWEST = 4.0  # where the axis of step times ends
@@ -77,9 +76,11 @@ def replayed_addresses(recording_file: Path, target: Path) -> None:
 
 def _figure():
     """matplotlib's Figure, which needs no display."""
-    needs.require()
-    from matplotlib.figure import Figure
-
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None
     return Figure
 
 
