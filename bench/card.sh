@@ -3,9 +3,11 @@
 #
 #   DYMEM_TORCHTUNE=torchtune-0.6.1-py3-none-any.whl bench/card.sh OUTPUT_FOLDER [parts]
 #
-# ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare).
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
-# minutes each at most; RMM only where it can be imported); stress (4 minutes, likewise); peers (two cards)
+# ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare);
+# COMPARE="--repeats 1 --iterations 12" is handed to both, SECONDS_MOST=300 is what each may take, PAGE=1 asks for their
+# pages with pictures (a run more of each). PINNED="0,2,4,6" keeps fsdp2, whose step the host bounds, on these cores.
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps
+# (RMM only where it can be imported); stress (4 minutes, likewise); fsdp2 (3 minutes); peers (two cards)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -16,6 +18,7 @@ cd "$(dirname "$0")/.." || exit 2
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 only=$(for name in ${ONLY:-}; do printf -- '--only %s ' "$name"; done)
+most=${SECONDS_MOST:-540}
 say() { echo "== $* ($(date +%T))"; }
 
 for part in $parts; do
@@ -36,12 +39,15 @@ for part in $parts; do
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
-    stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
-      --picture "$out/stress.png" | tee "$out/stress.txt" ;;
+    fsdp2) ${PINNED:+taskset -c "$PINNED"} timeout 200 "$python" bench/paired.py llama_fsdp2_ckpt \
+      --pairs 3 --shapes 14 --iterations 70 --no-losses --budget-seconds 190 --out "$out" ;;
+    stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds "${STRESS_SECONDS:-240}" \
+      --json "$out/stress.json" --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
-    compare) "$python" -m dymem compare $only --seconds 540 --json "$out/compare.json" --html "$out/compare.html" ;;
-    caps) "$python" -m dymem compare $only --cap 1.00x,1.02x,1.05x,1.20x --seconds 560 --json "$out/caps.json" \
-      --html "$out/caps.html" ;;
+    compare) "$python" -m dymem compare $only ${COMPARE:-} --seconds "$most" --json "$out/compare.json" \
+      ${PAGE:+--html "$out/compare.html"} ;;
+    caps) "$python" -m dymem compare $only ${COMPARE:-} --cap "${CAPS:-1.00x,1.02x,1.05x,1.20x}" --seconds "$most" \
+      --json "$out/caps.json" ${PAGE:+--html "$out/caps.html"} ;;
     peers) timeout 120 "$python" -m pytest -q -p no:cacheprovider tests/contract/test_driver_contract.py \
       tests/adapter/test_gpu.py -k "peer or two_devices" ;;
     *) echo "card.sh: no part '$part'" >&2; exit 2 ;;
