@@ -44,11 +44,12 @@ class Counters {
       for (int w = 0; w < 2; w++) pending_[p][w].down(n[w]);
   }
 
-  std::uint64_t handed_out() const {  // blocks, ever (since the accumulated statistics were reset)
-    return std::uint64_t(live_[kAll][kBlocks].current + live_[kAll][kBlocks].freed);
+  // Ever: the pool's clocks, which resetting statistics must not turn back.
+  std::uint64_t handed_out() const {  // blocks
+    return std::uint64_t(freed_before_[kBlocks] + live_[kAll][kBlocks].current + live_[kAll][kBlocks].freed);
   }
   Bytes bytes_handed_out() const {
-    return Bytes(live_[kAll][kBytes].current + live_[kAll][kBytes].freed);
+    return Bytes(freed_before_[kBytes] + live_[kAll][kBytes].current + live_[kAll][kBytes].freed);
   }
   Bytes live() const { return Bytes(live_[kAll][kBytes].current); }
   Bytes pending() const { return Bytes(pending_[kAll][kBytes].current); }
@@ -80,6 +81,7 @@ class Counters {
       }
   }
   void reset_accumulated() {
+    for (int w = 0; w < 2; w++) freed_before_[w] += live_[kAll][w].freed;
     for (int p = 0; p < kStatPools; p++)
       for (int w = 0; w < kWhats; w++) {
         live_[p][w].reset_accumulated();
@@ -125,6 +127,7 @@ class Counters {
   Counter pending_[kStatPools][2];
   std::int64_t active_peak_[kStatPools][2] = {};
   std::int64_t occupied_before_ = 0;
+  std::int64_t freed_before_[2] = {};  // blocks and bytes, before the accumulated statistics were last reset
 };
 
 }  // namespace dymem

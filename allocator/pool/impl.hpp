@@ -139,6 +139,7 @@ struct Pool::Impl {
   PoolStats stats;                 // the rest
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
+  Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with
   ReclaimCallback reclaim;
   EventSink* recorder = nullptr;
   Nanos recorded_from = 0;

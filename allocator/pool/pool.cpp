@@ -36,6 +36,7 @@ void Pool::Impl::count_reserved() {
     else if (now < s.current) s.decrease(s.current - now);
   };
   Bytes reserved = this->reserved();
+  reserved_peak = std::max(reserved_peak, reserved);
   home.let_marks_rise(allowance() != 0);
   std::uint64_t granules = debug ? debug->mappings() : space.granule_count();
   Bytes small_bytes = debug ? 0 : space.arena_bytes(kSmallArena);

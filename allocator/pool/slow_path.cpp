@@ -255,6 +255,8 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
     throw;
   }
   lock.lock();
+  refuse_while_asleep();  // another thread, or the callback, may have put the pool to sleep
+  settle_copies();
   device_limit = ~Bytes{0};
   return freed != 0;
 }
@@ -306,7 +308,7 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
   f.device_total = m.total;
   f.device = driver.device();
   Bytes occupied = counters.occupied_peak();
-  f.overhead = occupied ? double(stats.reserved_bytes[kAll].peak) / double(occupied) - 1 : 0;
+  f.overhead = occupied ? double(reserved_peak) / double(occupied) - 1 : 0;
   return f;
 }
 

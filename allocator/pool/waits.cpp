@@ -51,10 +51,9 @@ bool Pool::Impl::wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by) {
 }
 
 void Pool::Impl::note_peak() {
-  Bytes out = counters.bytes_handed_out();  // starts anew when the accumulated statistics do
-  if (counters.occupied_peak() <= settled_peak + settled_peak / 256 && out >= settled_since) return;
+  if (counters.occupied_peak() <= settled_peak + settled_peak / 256) return;
   settled_peak = counters.occupied_peak();
-  settled_since = out;
+  settled_since = counters.bytes_handed_out();
 }
 
 bool Pool::Impl::peak_settled() const { return counters.bytes_handed_out() - settled_since > kSettled * settled_peak; }

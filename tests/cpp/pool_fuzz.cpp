@@ -256,6 +256,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   const bool sleeps = getenv("SLEEP") && !contiguous && !debug;
   int err = 0;
   long ooms = 0, excs = 0, naps = 0;
+  Bytes held_before = 0;
   std::map<Addr, H> live;
   std::uint64_t n = 0;
   std::map<Handle, std::map<Bytes, Bytes>> owned;  // physical live intervals
@@ -527,11 +528,12 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
         for (auto& s : spy.bad) say(s);
         spy.bad.clear();
       }
-      PoolStats st;
+      const PoolStats st = p.stats();
+      // What is held may lie above a limit that was lowered, but never rises there.
+      const Bytes most = std::max(Bytes(st.reserved_bytes[0].current), Bytes(st.slab_bytes.current));
+      if (p.limit() && most > p.limit() && most > held_before) say("past the limit");
+      held_before = most;
       if (n % 16 == 0) {
-        st = p.stats();
-        if (!debug && c.limit == 0) {
-        }
         if (!st.asleep_bytes && Bytes(st.reserved_bytes[0].current) < Bytes(st.active_bytes[0].current))
           say("reserved<active");
         const Stat& held = contiguous ? st.slab_bytes : st.reserved_bytes[0];
