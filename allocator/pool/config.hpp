@@ -12,8 +12,9 @@ struct PoolConfig {
   bool wait = true;    // a copy or collective stream waits (on the device) for memory that the busiest stream
                        // freed a while ago, before the pool grows past its budget; false: it grows
   bool debug = false;  // one mapping per block, with guard pages: for compute-sanitizer
-  // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack.
-  double grow_ratio = 0.01;
+  // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack; five
+  // times grow_ratio where several streams are at work.
+  double grow_ratio = 0.002;
   Bytes grow_slack = 8 * kMiB;
 };
 

@@ -25,9 +25,13 @@ Bytes Pool::Impl::allowance() const {
   return cap > space.reserved() ? cap - space.reserved() : 0;
 }
 
+// What waits for other streams comes and goes from step to step, so a tight budget would have every step stitch.
+constexpr double kSeveralStreams = 5;
+
 Bytes Pool::Impl::budget(Bytes size) const {
   Bytes peak = std::max(counters.occupied_peak(), counters.occupied() + size);
-  Bytes b = peak + Bytes(double(peak) * config.grow_ratio) + config.grow_slack;
+  double ratio = config.grow_ratio * (streams.single() ? 1 : kSeveralStreams);
+  Bytes b = peak + Bytes(double(peak) * ratio) + config.grow_slack;
   return std::min(b, space.reserved() + allowance());
 }
 
