@@ -191,7 +191,7 @@ def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str,
 
 @contextlib.contextmanager
 def pictures_in(asked: Asked) -> Iterator[Path | None]:
-    """The folder that the user named (check_folder made it), or one that lives as long as the page is made; None if no pictures are wanted."""
+    """The folder that the user named (check_folder made it), or one for as long as the page is made; None: no pictures."""
     if asked.folder is not None:
         yield asked.folder
     elif asked.html_file is not None:
