@@ -32,6 +32,7 @@ class Key:
 KEYS: dict[str, Key] = {key.name: key for key in (
     Key("per_process_memory_fraction", "a hard cap over pool and private pools together"),
     Key("graph_capture_record_stream_reuse", "of private pools only, which read it"),
+    Key("throw_on_cudamalloc_oom", "a request that cannot be served always raises, and then its observers are called"),
     *(Key(f"pinned_{name}", "of pinned host memory, which PyTorch goes on serving") for name in (
         "use_cuda_host_register", "use_hip_host_register", "use_background_threads", "num_register_threads",
         "reserve_segment_size_mb", "free_catch_all", "max_round_threshold_mb", "max_cached_size_mb")),
@@ -43,8 +44,6 @@ KEYS: dict[str, Key] = {key.name: key for key in (
     Key("large_segment_size_mb", instead="granules follow the sizes asked for: leave it out"),
     Key("garbage_collection_threshold", instead="idle memory is reused first and given back at the limit: set "
         "dymem.install(limit=\"…GiB\")"),
-    Key("throw_on_cudamalloc_oom", instead="set dymem.install(limit=\"…GiB\"), past which the driver is not asked",
-        nothing=_OFF),
     Key("release_lock_on_cudamalloc", instead="repeating iterations make no driver call that others could wait for: leave it "
         "out", nothing=_OFF),
     Key("release_lock_on_hipmalloc", instead="dymem serves CUDA only: leave it out", nothing=_OFF),

@@ -18,7 +18,7 @@ def test_a_key_is_honoured_or_has_something_instead():
 
 
 @pytest.mark.parametrize("text", [
-    "", "backend:native", "expandable_segments:False", "release_lock_on_cudamalloc:false,throw_on_cudamalloc_oom:0",
+    "", "backend:native", "expandable_segments:False", "release_lock_on_cudamalloc:false,throw_on_cudamalloc_oom:True",
     "per_process_memory_fraction:0.5", "graph_capture_record_stream_reuse:True",
     "pinned_use_cuda_host_register:True,pinned_num_register_threads:8", "pinned_of_a_newer_torch:1", " , ,"])
 def test_what_is_honoured_or_asks_for_nothing_is_not_named(text):

@@ -58,10 +58,11 @@ def elsewhere(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
-    run = subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index",
-                          str(wheel)], capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    # With PYTHONPATH kept, pip would find the checkout and install nothing.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DYMEM_"))}
+    run = subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index",
+                          str(wheel)], capture_output=True, text=True, env=clean)
+    assert run.returncode == 0, run.stdout + run.stderr
 
     def run_there(*command, **env):
         return subprocess.run([python.parent / command[0], *command[1:]], cwd=folder, env={**clean, **env},
