@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "abi/entry.hpp"
 #include "abi/registry.hpp"
 
 namespace dymem {
@@ -43,6 +44,19 @@ Held* account_of(Books& b, const std::string& holder, int device) {
   return &b.held[holder][device];
 }
 
+// The pool of what is held at `address`, which the books know no longer.
+Pool* strike_out(Addr address) {
+  Books& b = books();
+  std::lock_guard lock(b.mutex);
+  const auto found = b.entries.find(address);
+  if (found == b.entries.end()) refuse(address);
+  Pool* const owner = found->second.pool;
+  found->second.held->bytes -= static_cast<std::int64_t>(found->second.bytes);
+  --found->second.held->blocks;
+  b.entries.erase(found);
+  return owner;
+}
+
 }  // namespace
 
 Addr hold(Bytes bytes, int device, StreamId stream, const std::string& holder) {
@@ -67,19 +81,17 @@ Addr hold(Bytes bytes, int device, StreamId stream, const std::string& holder) {
 }
 
 void release(Addr address) {
+  if (address != 0 && !forked()) strike_out(address)->free(address);
+}
+
+void release_quietly(Addr address) noexcept {
   if (address == 0 || forked()) return;
-  Books& b = books();
-  Pool* owner = nullptr;
-  {
-    std::lock_guard lock(b.mutex);
-    const auto found = b.entries.find(address);
-    if (found == b.entries.end()) refuse(address);
-    found->second.held->bytes -= static_cast<std::int64_t>(found->second.bytes);
-    --found->second.held->blocks;
-    owner = found->second.pool;
-    b.entries.erase(found);
+  try {
+    strike_out(address);
+  } catch (...) {
+    return;  // it is nobody's any more
   }
-  owner->free(address);
+  free_quietly(address);
 }
 
 void use_on_stream(Addr address, StreamId stream) {

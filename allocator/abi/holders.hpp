@@ -23,6 +23,7 @@ struct Held {
 // InvalidArgument for a name that is empty, "torch" or longer than 64 characters, or more than 64 names.
 Addr hold(Bytes bytes, int device, StreamId stream, const std::string& holder);
 void release(Addr address);                         // 0 is fine
+void release_quietly(Addr address) noexcept;        // for destructors, also while the process ends; see free_quietly
 void use_on_stream(Addr address, StreamId stream);  // freeing waits for what is enqueued there by then
 std::map<std::string, Held> held_by_others(int device);
 

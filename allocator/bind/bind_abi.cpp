@@ -79,6 +79,7 @@ void bind_abi(py::module_ m) {
   m.def("hold", &hold, py::arg("bytes"), py::arg("device") = 0, py::arg("stream") = 0, py::arg("holder"),
         py::call_guard<py::gil_scoped_release>(), "An address for `holder`, which memory_stats() names; see holders.hpp.");
   m.def("release", &release, py::arg("address"), py::call_guard<py::gil_scoped_release>());
+  m.def("release_quietly", &release_quietly, py::arg("address"), py::call_guard<py::gil_scoped_release>());
   m.def("use_on_stream", &use_on_stream, py::arg("address"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
   m.def(

@@ -54,7 +54,7 @@ def cupy_allocator(size: int):
         address = _core.abi.hold(size, device, cupy.cuda.get_current_stream().ptr, HOLDER)
     except OutOfMemory as error:
         raise _as_cupys(cupy, error, size) from error
-    memory = cupy.cuda.UnownedMemory(address, size, _Held(address, size, _core.abi.release), device)
+    memory = cupy.cuda.UnownedMemory(address, size, _Held(address, size, _core.abi.release_quietly), device)
     return cupy.cuda.MemoryPointer(memory, 0)
 
 

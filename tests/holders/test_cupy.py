@@ -102,6 +102,17 @@ def test_memory_freed_while_the_process_ends(script):
     script("kept = cupy.empty(MIB); kept.itself = kept")
 
 
+def test_a_release_that_fails_is_not_raised_by_a_destructor(script):
+    script("""
+a = cupy.empty(MIB)
+owner = a.data.mem._owner
+_core.abi.release(owner.address)                   # behind its back
+owner.__del__()
+del a, owner; gc.collect()
+assert held() == 0 and _core.abi.pool(0).audit() == []
+""")
+
+
 def test_without_cupy_one_line_says_how_to_get_it(python):
     run = python("-c", "import sys; sys.modules['cupy'] = None; import dymem\n"
                  "try: dymem.cupy_allocator(1)\nexcept dymem.errors.MissingPackage as error: print(error)")
