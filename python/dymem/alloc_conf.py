@@ -5,17 +5,20 @@
   replaced    shapes an allocator that is not there any more. It is named once, in one warning, with what to do instead.
 
 Private pools (torch.cuda.graph, torch.cuda.MemPool) are served by PyTorch's own allocator, which goes on reading all its
-keys there. Pure: nothing is imported, no CUDA touched; PyTorch itself judges values, at its own time.
+keys there. Nothing is imported, no CUDA touched; PyTorch itself judges values, at its own time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Mapping
+import warnings
+from typing import Callable, Mapping, Sequence
 
 # PyTorch reads the first for some keys and the second for others; where they differ, each may be in force.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# The functions of torch._C through which they are changed at run time, by the version of torch.
+SETTERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
 _OFF = ("false", "0")
 
 
@@ -50,10 +53,10 @@ KEYS: dict[str, Key] = {key.name: key for key in (
 )}
 
 
-def asked(environment: Mapping[str, str]) -> dict[str, str]:
-    """Every key that the environment sets, with its value (of a list, "[…]")."""
+def asked(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> dict[str, str]:
+    """Every key that the variables set, with its value (of a list, "[…]")."""
     found: dict[str, str] = {}
-    for variable in VARIABLES:
+    for variable in variables:
         text = re.sub(r"\[[^\]]*\]", "[…]", environment.get(variable, ""))  # a list has commas of its own
         for item in text.split(","):
             key, _, value = (part.strip() for part in item.partition(":"))
@@ -62,10 +65,10 @@ def asked(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def replaced(environment: Mapping[str, str]) -> dict[str, str]:
+def replaced(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> dict[str, str]:
     """The keys that ask for something and mean nothing under dymem, each with what to do instead."""
     told = {}
-    for name, value in asked(environment).items():
+    for name, value in asked(environment, variables).items():
         key = KEYS.get(name)
         if key is None and name.startswith("pinned_"):
             continue  # of a newer PyTorch
@@ -76,11 +79,29 @@ def replaced(environment: Mapping[str, str]) -> dict[str, str]:
     return told
 
 
-def warning(environment: Mapping[str, str]) -> str | None:
+def warning(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> str | None:
     """One sentence for all of them; None if there is nothing to say."""
-    told = replaced(environment)
+    told = replaced(environment, variables)
     if not told:
         return None
-    names = " and ".join(variable for variable in VARIABLES if environment.get(variable))
+    names = " and ".join(variable for variable in variables if environment.get(variable))
     return (f"dymem takes the place of PyTorch's allocator, so these settings of {names} shape no more than the private "
             "pools of CUDA graphs and MemPool: " + "; ".join(f"{name} ({why})" for name, why in told.items()) + ".")
+
+
+def watch(torch) -> None:
+    """From now on, settings changed at run time are answered as those of the environment are. Once a process."""
+    for name in SETTERS:
+        if (setter := getattr(torch._C, name, None)) is not None:
+            setattr(torch._C, name, _telling(setter, name))
+
+
+def _telling(setter: Callable[[str], object], name: str) -> Callable[[str], object]:
+    def tells(env: str) -> object:
+        answer = setter(env)  # first: what PyTorch refuses is refused
+        if (sentence := warning({name: env}, (name,))) is not None:
+            warnings.warn(sentence, stacklevel=2)
+        return answer
+
+    tells.__name__, tells.__doc__ = name, setter.__doc__
+    return tells

@@ -53,6 +53,7 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
         if (sentence := alloc_conf.warning(os.environ)) is not None:
             warnings.warn(sentence, stacklevel=2)
         adapter.install()
+        alloc_conf.watch(torch)
         _installed = wanted
 
 

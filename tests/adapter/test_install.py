@@ -166,6 +166,29 @@ def test_settings_of_pytorchs_allocator_that_mean_nothing_are_named(script):
     assert script("", PYTORCH_ALLOC_CONF="backend:native,expandable_segments:False,pinned_num_register_threads:4").err == ""
 
 
+def test_settings_changed_at_run_time_are_answered_too(script):
+    script("""
+        import warnings
+        from dymem.alloc_conf import SETTERS
+        setters = [getattr(torch._C, name) for name in SETTERS if hasattr(torch._C, name)]
+        assert setters
+        for setter in setters:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                setter("pinned_use_background_threads:True,expandable_segments:False")
+                assert not told
+                setter("max_split_size_mb:64")
+            [one] = told
+            assert "max_split_size_mb (" in str(one.message) and setter.__name__ in str(one.message)
+            try:
+                setter("nosuchkey:1")
+            except Exception as error:
+                assert "nosuchkey" in str(error)
+            else:
+                raise AssertionError("PyTorch took it")
+    """)
+
+
 def test_a_fraction_in_pytorchs_settings_is_honoured(script):
     script("""
         _torch.allocate_on(1)

@@ -7,7 +7,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 SCRIPT = """
 import sys, warnings
-warnings.simplefilter("error")
+warnings.filterwarnings("error", message="dymem")
 if sys.argv[1] == "dymem":
     import dymem; dymem.install()
 import torch
