@@ -169,7 +169,7 @@ class BuildNative(build_ext):
 
 
 class BuildPackage(build_py):
-    """Adds to the wheel the C++ that the adapter is compiled from: all headers, and the sources in torch/."""
+    """Adds to the wheel the header for C, and the C++ that the adapter is compiled from: all headers, and torch/'s sources."""
 
     def run(self):
         in_place = getattr(self, "editable_mode", False)
@@ -177,20 +177,23 @@ class BuildPackage(build_py):
             shutil.rmtree(Path(self.build_lib) / "dymem", ignore_errors=True)  # what was deleted must not be shipped
         super().run()
         if not in_place:
-            for source, target in self.adapter_files():
+            for source, target in self.carried_files():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)
 
-    def adapter_files(self):
+    def carried_files(self):
         wanted = sorted([*SOURCES.rglob("*.hpp"), *(SOURCES / "torch").rglob("*.cpp")])
-        return [(path, Path(self.build_lib) / "dymem" / "_src" / path.relative_to(ROOT)) for path in wanted]
+        package = Path(self.build_lib) / "dymem"
+        return [*((path, package / "_src" / path.relative_to(ROOT)) for path in wanted),
+                *((path, package / "include" / path.name) for path in (SOURCES / "abi").glob("*.h"))]
 
     def get_outputs(self, include_bytecode=True):
-        return super().get_outputs(include_bytecode) + [str(target) for _, target in self.adapter_files()]
+        return super().get_outputs(include_bytecode) + [str(target) for _, target in self.carried_files()]
 
 
 setup(
     version=version(),
+    license="Apache-2.0",
     ext_modules=[Extension(LIBRARY, []), Extension(CORE, [])],
     cmdclass={"build_ext": BuildNative, "build_py": BuildPackage},
 )

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from trainer import last_json
 
+from dymem.compare.figures import losses_compared
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -53,11 +55,12 @@ def main() -> int:
         a, b = native[name], ours[name]
         error = a.get("error") or b.get("error")
         repeats = a.get("losses") == again[name].get("losses")
-        same = not error and a["losses"] == b["losses"] and len(a["losses"]) == options.iterations
+        judged = {} if error else losses_compared(a["losses"], b["losses"])
+        same = bool(judged) and judged["losses_equal"] and judged["losses_compared"] == options.iterations
         equal &= same
-        rows[name] = {"equal": same, "native_repeats_itself": repeats, "error": error, "native": a.get("losses"),
-                      "dymem": b.get("losses"), "warnings": a.get("warnings"), "gpu": b.get("gpu"), "torch": b.get("torch"),
-                      "commit": b.get("commit")}
+        rows[name] = {"equal": same, "first_differing_loss": judged.get("first_differing_loss"),
+                      "native_repeats_itself": repeats, "error": error, "native": a.get("losses"), "dymem": b.get("losses"),
+                      "warnings": a.get("warnings"), "gpu": b.get("gpu"), "torch": b.get("torch"), "commit": b.get("commit")}
         print(f"{name}: " + (f"failed: {error}" if error else f"{options.iterations} losses "
                              + ("equal" if same else "DIFFER") + ("" if repeats else ", but native's own two runs differ")),
               flush=True)

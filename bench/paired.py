@@ -22,7 +22,7 @@ from pathlib import Path
 from train import ALLOCATORS, OTHER_END_GONE, Dymem
 from trainer import Trainer
 
-from dymem.compare.figures import Pair, median, overhead, pair_ratio, step_ratio, upper_bound
+from dymem.compare.figures import Pair, losses_compared, median, overhead, pair_ratio, step_ratio, upper_bound
 
 HERE = Path(__file__).resolve().parent
 
@@ -52,10 +52,7 @@ def summarise(runs: list[dict], check: dict[str, dict]) -> dict:
                          "reserved_peak_bytes": reserved, "overhead": overhead(reserved, occupied),
                          "reserved_over_smallest_occupied": reserved / summary["smallest_occupied_peak_bytes"]}
     if check:
-        summary["losses_equal"] = check["a"]["losses"] == check["b"]["losses"]
-        summary["losses_compared"] = len(check["a"]["losses"])
-        differing = [i for i, (x, y) in enumerate(zip(check["a"]["losses"], check["b"]["losses"])) if x != y]
-        summary["first_differing_loss"] = differing[0] if differing else None
+        summary |= losses_compared(check["a"]["losses"], check["b"]["losses"])
     return summary
 
 

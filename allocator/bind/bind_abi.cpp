@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "abi/entry.hpp"
+#include "abi/holders.hpp"
 #include "abi/registry.hpp"
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
@@ -75,6 +76,20 @@ void bind_abi(py::module_ m) {
       "set_memory_fraction", [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); },
       py::arg("device"), py::arg("fraction"), py::call_guard<py::gil_scoped_release>());
   m.def("memory_fraction", &memory_fraction, py::arg("device"));
+  m.def("hold", &hold, py::arg("bytes"), py::arg("device") = 0, py::arg("stream") = 0, py::arg("holder"),
+        py::call_guard<py::gil_scoped_release>(), "An address for `holder`, which memory_stats() names; see holders.hpp.");
+  m.def("release", &release, py::arg("address"), py::call_guard<py::gil_scoped_release>());
+  m.def("release_quietly", &release_quietly, py::arg("address"), py::call_guard<py::gil_scoped_release>());
+  m.def("use_on_stream", &use_on_stream, py::arg("address"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "held_by_others",
+      [](int device) {
+        py::dict found;
+        for (const auto& [name, held] : held_by_others(device)) found[py::str(name)] = held.bytes;
+        return found;
+      },
+      py::arg("device") = 0, "Live bytes of each holder that is not PyTorch.");
   m.def("recorder", &recorder, py::arg("device") = 0, py::return_value_policy::reference,
         "The trace recorder of a device, or None unless trace:on.");
 }

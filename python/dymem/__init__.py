@@ -10,24 +10,33 @@ C++ core or torch loads it when it is called.
 from __future__ import annotations
 
 from dymem import errors
-from dymem._paths import library_path
+from dymem._paths import include_path, library_path
 from dymem._version import __version__
 from dymem.config import Config
+from dymem.cupy_memory import cupy_allocator, cupy_record_stream
 from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument,
                           OutOfMemory, SleepError, TraceError)
 from dymem.install import install  # also binds the name: from here on `dymem.install` is the function
 from dymem.sleeping import SleepReport, free_host_slabs, sleep, tagged, wake
 
 __all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError", "InternalError", "InvalidArgument",
-           "OutOfMemory", "SleepError", "SleepReport", "TraceError", "__version__", "empty_cache", "errors",
-           "free_host_slabs", "install", "library_path", "memory_stats", "save_trace", "sleep", "tagged", "wake"]
+           "OutOfMemory", "SleepError", "SleepReport", "TraceError", "__version__", "cupy_allocator", "cupy_record_stream",
+           "empty_cache", "errors", "free_host_slabs", "include_path", "install", "library_path", "memory_stats", "save_trace",
+           "sleep", "tagged", "wake"]
 
 
 def memory_stats(device: int = 0) -> dict:
-    """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own; zeros before its use."""
+    """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own; zeros before its use.
+
+    held_bytes.torch, held_bytes.cupy … say who holds the live bytes: CuPy through dymem.cupy_allocator, programs in C by the
+    name that they give, PyTorch the rest.
+    """
     from dymem import _core
 
-    return _core.abi.stats(device)
+    stats = _core.abi.stats(device)
+    others = _core.abi.held_by_others(device)
+    stats["held_bytes.torch"] = max(0, stats["allocated_bytes.all.current"] - sum(others.values()))
+    return stats | {f"held_bytes.{name}": held for name, held in others.items()}
 
 
 def empty_cache() -> int:

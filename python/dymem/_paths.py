@@ -20,6 +20,14 @@ def library_path() -> str:
     return str(path)
 
 
+def include_path() -> str:
+    """The folder of dymem.h, the interface for C: `cc -I FOLDER program.c LIBRARY_PATH`."""
+    for folder in (PACKAGE / "include", PACKAGE.parent.parent / "allocator" / "abi"):
+        if (folder / "dymem.h").exists():
+            return str(folder)
+    raise InstallError(f"dymem.h is not beside {PACKAGE}: install dymem again with `pip install .`.")
+
+
 def source_dir() -> Path:
     """The folder that holds allocator/: include directory and sources of the adapter."""
     for root in (PACKAGE / "_src", PACKAGE.parent.parent):

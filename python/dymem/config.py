@@ -135,20 +135,25 @@ class Config:
 
     @classmethod
     def from_conf(cls, text: str) -> "Config":
-        """From "key:value,key:value", the text of DYMEM_CONF."""
+        """From "key:value,key:value", the form of DYMEM_CONF."""
         values: dict[str, str] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
             key, colon, value = item.partition(":")
             if not colon:
-                raise ConfigError(f"'{item}' in {ENVIRONMENT} is not key:value; the keys are {', '.join(cls.keys())}.")
+                raise ConfigError(f"'{shortened(item)}' is not key:value, for example limit:20GiB; the keys are "
+                                  f"{', '.join(cls.keys())}.")
             if key.strip() in values:
-                raise ConfigError(f"'{key.strip()}' stands twice in {ENVIRONMENT}.")
+                raise ConfigError(f"'{key.strip()}' stands there twice.")
             values[key.strip()] = value.strip()
         return cls.from_mapping(values)
 
     @classmethod
     def from_environment(cls) -> "Config":
-        return cls.from_conf(os.environ.get(ENVIRONMENT, ""))
+        """What DYMEM_CONF says; a ConfigError names it."""
+        try:
+            return cls.from_conf(os.environ.get(ENVIRONMENT, ""))
+        except ConfigError as error:
+            raise ConfigError(f"{ENVIRONMENT}: {error}") from None
 
     def to_conf(self) -> str:
         """The text of DYMEM_CONF that means this: only what differs from the defaults."""

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import threading
 import warnings
 from typing import Mapping
 
+from dymem import alloc_conf
 from dymem.config import Config
 from dymem.errors import ConfigError, InstallError, InvalidArgument
 
 _lock = threading.Lock()
 _installed: Config | None = None
-
-# Settings of PyTorch's allocator that mean the same under dymem; pinned_* belong to the host's allocator, which stays.
-_HONOURED = re.compile(r"per_process_memory_fraction|pinned_\w+")
-_NOTHING_ASKED = {("backend", "native"), ("expandable_segments", "false"), ("release_lock_on_cudamalloc", "false"),
-                  ("graph_capture_record_stream_reuse", "false"), ("throw_on_cudamalloc_oom", "false")}
 
 
 def install(config: Config | Mapping[str, object] | str | None = None, **keys: object) -> None:
@@ -55,11 +50,10 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
             _core.abi.configure(wanted.to_conf())
         except InvalidArgument as error:
             raise InstallError(str(error).removeprefix("dymem: ")) from None
-        ignored = ignored_settings(os.environ)
-        if ignored:
-            warnings.warn(f"dymem does not use these settings of PyTorch's allocator, which it replaces: {', '.join(ignored)} "
-                          "(from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF).", stacklevel=2)
+        if (sentence := alloc_conf.warning(os.environ)) is not None:
+            warnings.warn(sentence, stacklevel=2)
         adapter.install()
+        alloc_conf.watch(torch)
         _installed = wanted
 
 
@@ -108,14 +102,3 @@ def _refuse_if_cuda_was_used(torch) -> None:
     if (backend := torch.cuda.get_allocator_backend()) not in ("native", "cudaMallocAsync"):
         raise InstallError(f"another allocator ('{backend}') has replaced PyTorch's in this process already: use one of the "
                            "two.")
-
-
-def ignored_settings(environment: Mapping[str, str]) -> list[str]:
-    """The keys of PyTorch's own allocator settings that ask for something and mean nothing under dymem."""
-    text = environment.get("PYTORCH_CUDA_ALLOC_CONF", environment.get("PYTORCH_ALLOC_CONF", ""))
-    ignored = []
-    for item in re.sub(r"\[[^\]]*\]", "[]", text).split(","):  # a value may be a list with commas of its own
-        key, _, value = (part.strip() for part in item.partition(":"))
-        if key and not _HONOURED.fullmatch(key) and (key, value.lower()) not in _NOTHING_ASKED and key not in ignored:
-            ignored.append(key)
-    return ignored

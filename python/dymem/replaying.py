@@ -9,6 +9,8 @@ from dymem.config import Config
 from dymem.errors import InvalidArgument
 from dymem.trace import Recording
 
+LAG_MS = 10.0  # unless told otherwise
+
 
 def lag_ns(lag_ms: float) -> int:
     if not math.isfinite(lag_ms) or not 0 <= lag_ms <= 1e9:

@@ -162,8 +162,13 @@ def _pools(device) -> list[tuple[int, object]]:
         numbers = range(_core.abi.DEVICES_MAX)
     else:
         numbers = [getattr(device, "index", device)]  # a torch.device has one
-        if not isinstance(numbers[0], int) or not 0 <= numbers[0] < _core.abi.DEVICES_MAX:
+        if type(numbers[0]) is not int or numbers[0] < 0:
             raise InvalidArgument(f"device is a number from 0 or a torch.device with one, not {device!r}")
+        count = _core.abi.DEVICES_MAX
+        if any(map(_core.abi.made, range(count))):  # before that, asking the driver would settle the configuration
+            count = _core.abi.device_count()
+        if numbers[0] >= count:
+            raise InvalidArgument(f"there is no device {numbers[0]}: devices are numbered from 0 to {count - 1}")
     return [(number, _core.abi.pool(number)) for number in numbers if _core.abi.made(number)]
 
 

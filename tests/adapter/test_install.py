@@ -159,9 +159,34 @@ def test_a_damaged_adapter_is_built_again_and_a_new_torch_is_told_of(script, fir
 def test_settings_of_pytorchs_allocator_that_mean_nothing_are_named(script):
     done = script("", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,roundup_power2_divisions:[256:1,>:4],"
                   "pinned_use_background_threads:True,per_process_memory_fraction:0.5,max_split_size_mb:64")
-    assert "expandable_segments, roundup_power2_divisions, max_split_size_mb (from" in done.err
+    for key in ("expandable_segments", "roundup_power2_divisions", "max_split_size_mb"):
+        assert done.err.count(f"{key} (") == 1, done.err
+    assert "pinned_use" not in done.err and "per_process" not in done.err and "PYTORCH_CUDA_ALLOC_CONF" in done.err
     assert done.err.count("Warning") == 1
     assert script("", PYTORCH_ALLOC_CONF="backend:native,expandable_segments:False,pinned_num_register_threads:4").err == ""
+
+
+def test_settings_changed_at_run_time_are_answered_too(script):
+    script("""
+        import warnings
+        from dymem.alloc_conf import SETTERS
+        setters = [getattr(torch._C, name) for name in SETTERS if hasattr(torch._C, name)]
+        assert setters
+        for setter in setters:
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                setter("pinned_use_background_threads:True,expandable_segments:False")
+                assert not told
+                setter("max_split_size_mb:64")
+            [one] = told
+            assert "max_split_size_mb (" in str(one.message) and setter.__name__ in str(one.message)
+            try:
+                setter("nosuchkey:1")
+            except Exception as error:
+                assert "nosuchkey" in str(error)
+            else:
+                raise AssertionError("PyTorch took it")
+    """)
 
 
 def test_a_fraction_in_pytorchs_settings_is_honoured(script):

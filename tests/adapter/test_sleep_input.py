@@ -11,6 +11,9 @@ from dymem.errors import InvalidArgument
     (lambda: dymem.sleep(keep="disk"), "'host', 'drop'"),
     (lambda: dymem.sleep(keep=("no such tag",)), "nothing was allocated under"),
     (lambda: dymem.sleep(device=-1), "device is a number"),
+    (lambda: dymem.sleep(device=True), "device is a number"),
+    (lambda: dymem.sleep(device=99), "there is no device 99: devices are numbered from 0 to"),
+    (lambda: dymem.sleep(tags=("no such tag",)), "nothing was allocated under"),
     (lambda: dymem.wake(tags=5), "names such as"),
 ])
 def test_bad_arguments_get_one_sentence(call, word):

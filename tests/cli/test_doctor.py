@@ -140,6 +140,17 @@ def test_optional_packages_do_not_decide(python):
     run = python("-c", "import sys; sys.modules['matplotlib'] = None; sys.argv = ['dymem', 'doctor']\n"
                  "from dymem.__main__ import main; main()")
     assert "pip install dymem[plot]" in run.stdout and run.stderr == "", run.stderr
+    assert "compare --html and --pictures, stress --picture" in run.stdout
+
+
+def test_paths_are_broken_at_slashes(dymem_command):
+    from dymem.cli.doctor import at_slashes
+
+    assert at_slashes("in /usr/lib/python3/site-packages now", 20) == "in /usr/lib/python3/\nsite-packages now"
+    assert at_slashes("short words stay", 20) == "short words stay" and at_slashes("a" * 50, 20) == "a" * 50
+    lines = dymem_command("doctor", env={"COLUMNS": "80"}).stdout.splitlines()
+    assert any(line.rstrip().endswith("libdymem.so") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("arguments, words", [(["--calibrate"], "none is here"), (["--json", "no/where.json"], "no/where")])

@@ -86,3 +86,13 @@ def test_bytes_for_people(n, text):
 
 def test_bytes_are_exact_without_a_unit():
     assert parse_bytes(str(2**46 - 1)) == 2**46 - 1
+
+
+def test_who_wrote_it_is_named(monkeypatch):
+    """What was an argument is not blamed on the environment."""
+    with pytest.raises(dymem.ConfigError) as error:
+        dymem.install("20GiB")
+    assert "'20GiB' is not key:value, for example limit:20GiB" in str(error.value) and "DYMEM_CONF" not in str(error.value)
+    monkeypatch.setenv("DYMEM_CONF", "20GiB")
+    with pytest.raises(dymem.ConfigError, match="^DYMEM_CONF: '20GiB' is not key:value"):
+        Config.from_environment()

@@ -15,7 +15,19 @@ from dymem import __version__
 from dymem.cli import compare, compare_gpu, doctor, plot, replay, run, stress
 from dymem.cli.console import one_sentence
 from dymem.compare.capped import parse_caps
+from dymem.replaying import LAG_MS
 from dymem.rivals import ALLOCATORS
+
+# Options that several commands have, said in one way.
+Json = Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False, help="Write every figure there.")]
+Lag = Annotated[float, typer.Option(metavar="MS", help="In replays, when work on one stream counts as done for another: so "
+                                    "long after the trace says that the free completed, since a snapshot does not tell.")]
+Limit = Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="What dymem's pool may hold "
+                  "in a replay: 20GiB, 512MiB, bytes, or 1.02x = times the trace's own occupied peak. None unless given here "
+                  "or in DYMEM_CONF.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")]
+Traces = Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
+                   "(.pickle, also .xz or .gz) or dymem's own traces.")]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +37,7 @@ app = typer.Typer(
     help="A drop-in CUDA memory manager for PyTorch: the same training, less GPU memory.\n\n"
     "[bold]dymem run train.py[/bold] trains under it, [bold]dymem compare[/bold] shows what it saves, "
     "[bold]dymem replay snapshot.pickle[/bold] asks whether a run of yours would have fitted. "
-    "None but the first needs a GPU.",
+    "Only training needs a GPU: dymem run, and dymem compare of a script of yours.",
     epilog="In a script: import dymem; dymem.install() before the first use of CUDA.",
 )
 
@@ -48,14 +60,10 @@ def _main(version: Annotated[bool, typer.Option("--version", callback=_version, 
              "torch.cuda.memory._dump_snapshot('run.pickle').")
 @one_sentence
 def _replay(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
-                      "(.pickle, also .xz or .gz) or dymem's own traces.")],
-    limit: Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="What dymem may hold: "
-                     "20GiB, 512MiB, bytes, or 1.02x = times the trace's own occupied peak. None unless given.")] = None,
-    lag: Annotated[float, typer.Option(metavar="MS", help="When work on one stream counts as done for another: so "
-                   "long after the trace says that the free completed, since a snapshot does not tell.")] = 10.0,
-    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
-                    help="Write every figure there.")] = None,
+    traces: Traces,
+    limit: Limit = None,
+    lag: Lag = LAG_MS,
+    json: Json = None,
     alias: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Map idle granules a "
                      "second time (on), or give them back and map them again (off).")] = None,
     wait: Annotated[Optional[str], typer.Option(metavar="on|off", show_default=False, help="Copy streams wait for memory "
@@ -71,7 +79,10 @@ def _replay(
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
-    """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device."""
+    """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device; needs no GPU.
+
+    What the options leave open is as DYMEM_CONF says.
+    """
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,
                                  config={key: value for key, value in given.items() if value is not None}))
@@ -85,31 +96,34 @@ def _replay(
 def _compare(
     script: Annotated[Optional[list[str]], typer.Argument(metavar="[SCRIPT.py ARGS…]", show_default=False,
                       help="A script of yours and what it is given; steps are those of its optimizer.")] = None,
-    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
-                    help="Write every figure there.")] = None,
+    json: Json = None,
     html: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                     help="Write one page there, tables and pictures in it.")] = None,
     pictures: Annotated[Optional[Path], typer.Option(metavar="FOLDER", show_default=False,
                         help="Write the pictures there: who holds which addresses over time; steps under caps.")] = None,
     only: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
                     help="Only this recording or workload (may be repeated).")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every workload that can run here, not the short choice.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every bundled workload that can run here, not the short choice; a GPU "
+                     "and a checkout, as for --cap.")] = False,
     allocators: Annotated[Optional[str], typer.Option(metavar="A,B,…", show_default=False,
                           help=f"Of {', '.join(ALLOCATORS)}; all unless given.")] = None,
     cap: Annotated[Optional[str], typer.Option(metavar="R,R,…", show_default=False, help="Train under hard caps: multiples "
-                   "of PyTorch's live peak, for example 1.00x,1.02x,1.05x.")] = None,
+                   "of PyTorch's live peak, for example 1.00x,1.02x,1.05x. Of the bundled workloads, which are in bench/ of "
+                   "a checkout, on a GPU.")] = None,
     repeats: Annotated[Optional[int], typer.Option(metavar="N", min=1, max=100, show_default=False, help="Processes of each "
-                       "allocator, interleaved. [default: 3; under caps 1]")] = None,
-    iterations: Annotated[int, typer.Option(metavar="N", min=2, help="Steps of a workload.")] = 24,
-    shapes: Annotated[int, typer.Option(metavar="N", min=0, help="Shapes of a workload whose steps vary; steps are timed from "
-                      "the second of each on. 0: every step its own.")] = 8,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="Time for everything; what does not fit is left "
-                       "out.")] = 1800.0,
+                       "allocator, interleaved. \\[default: 3; under caps 1]")] = None,
+    iterations: Annotated[Optional[int], typer.Option(metavar="N", min=2, show_default=False, help="Steps of a workload. "
+                          f"\\[default: {compare_gpu.ITERATIONS}]")] = None,
+    shapes: Annotated[Optional[int], typer.Option(metavar="N", min=0, show_default=False, help="Shapes of a workload whose "
+                      "steps vary; steps are timed from the second of each on. 0: every step its own. "
+                      f"\\[default: {compare_gpu.SHAPES}]")] = None,
+    seconds: Annotated[Optional[float], typer.Option(metavar="S", min=1, show_default=False, help="Time for all training; what "
+                       f"does not fit is left out. \\[default: {compare_gpu.SECONDS:g}]")] = None,
     recordings: Annotated[bool, typer.Option("--recordings", help="Replay the recordings even where a GPU is.")] = False,
-    lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
+    lag: Lag = LAG_MS,
+    markdown: Markdown = False,
 ) -> None:
-    """The same work under PyTorch's allocators, RMM's and dymem, side by side."""
+    """The same work under PyTorch's allocators, RMM's and dymem, side by side; without a GPU, recordings of it."""
     asked = compare_gpu.Asked(json_file=json, html_file=html, folder=pictures, only=only, every=every,
                               allocators=compare_gpu.chosen_allocators(allocators), repeats=repeats,
                               iterations=iterations, shapes=shapes, seconds=seconds,
@@ -136,14 +150,14 @@ def _stress(
     allocator: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
                          help="On a GPU: native, expandable, async, rmm_pool, rmm_async, dymem, dymem_remap or "
                          "dymem_contiguous (may be repeated); all unless given.")] = None,
-    budget_seconds: Annotated[float, typer.Option("--budget-seconds", metavar="S", help="On a GPU: about how long it may "
-                              "take; what is not measured by then stays empty.")] = 300.0,
-    json: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
-                    help="Write every figure there.")] = None,
+    budget_seconds: Annotated[Optional[float], typer.Option("--budget-seconds", metavar="S", show_default=False,
+                              help="On a GPU: about how long it may take; what is not measured by then stays empty. "
+                              f"\\[default: {stress.BUDGET_SECONDS:g}]")] = None,
+    json: Json = None,
     picture: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                        help="Draw the table there, as .png, .svg or .pdf.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="Name the patterns and what they do.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The tables as Markdown.")] = False,
+    markdown: Markdown = False,
 ) -> None:
     """Fragmentation stress tests: the smallest memory in which each pattern of sizes and lifetimes survives."""
     raise typer.Exit(stress.main(patterns, driver=driver, scale=scale, seed=seed, precision=precision, settings=setting,
@@ -159,8 +173,7 @@ def _stress(
              "to where --limit was not enough; 2: bad input.")
 @one_sentence
 def _plot(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", show_default=False, help="PyTorch memory snapshots "
-                      "(.pickle, also .xz or .gz) or dymem's own traces; each is a panel.")],
+    traces: Traces,
     out: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False, help="A .png or .svg (one picture), or "
                    "an .html page (all of them, and tables). NAME.png in this folder unless given.")] = None,
     picture: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False, help="address, bytes, "
@@ -177,9 +190,8 @@ def _plot(
                      help="First iteration shown.")] = None,
     last: Annotated[Optional[int], typer.Option("--to", metavar="N", min=0, show_default=False,
                     help="Last iteration shown.")] = None,
-    limit: Annotated[Optional[str], typer.Option(metavar="BYTES|RATIOx", show_default=False, help="As for dymem replay: "
-                     "what the replayed pools may hold.")] = None,
-    lag: Annotated[float, typer.Option(metavar="MS", help="As for dymem replay.")] = 10.0,
+    limit: Limit = None,
+    lag: Lag = LAG_MS,
     title: Annotated[Optional[str], typer.Option(metavar="TEXT", show_default=False, help="Above the picture.")] = None,
 ) -> None:
     """See fragmentation at a glance: who lay where in device memory, when, and what was held for nothing."""

@@ -15,24 +15,28 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from dymem import __version__, _paths
-from dymem.cli.console import check_writable, chosen, complain, progress, show, write_json
+from dymem.cli.console import chosen, complain, progress, show, write_json
 from dymem.cli.compare_gpu import Asked, compare_script, compare_training, pictures_in
+from dymem.cli.environment import replay_keys
 from dymem.cli.page import write_page
 from dymem.cli.tables import compare_table
 from dymem.compare import card, pictures, training
 from dymem.config import Config
 from dymem.errors import DymemError, InvalidArgument, MissingPackage
-from dymem.replaying import lag_ns, replay_recording
+from dymem.replaying import LAG_MS, lag_ns, replay_recording
 from dymem.plotting import needs
 from dymem.trace import load, name_of
+from dymem.writing import check_folder, check_writable
 
 
 def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -> int:
     lag_ns(lag_ms)
     for path in (asked.json_file, asked.html_file):
         check_writable(path)
+    check_folder(asked.folder, "--pictures")
     if asked.folder is not None:
         needs.require()  # a page can do without pictures, a folder of them cannot
+    lag = None if lag_ms == LAG_MS else lag_ms  # None: not asked for
     if program:
         if not program[0].endswith(".py"):
             raise InvalidArgument(f"'{program[0]}' is no script (its name does not end in .py); workloads and recordings are "
@@ -43,15 +47,27 @@ def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -
             raise InvalidArgument(f"there is no script {program[0]}.")
         if card.gpu_count() == 0 and Config.from_environment().driver != "emulated":
             raise InvalidArgument("there is no GPU here to run the script on; without one, dymem compare replays recordings.")
+        _idle("the steps of a script are those of its optimizer", "--iterations", asked.iterations, "--shapes", asked.shapes)
+        _idle("it is for replays", "--lag", lag)
         return compare_script(program, asked)
     if not recordings and card.gpu_count() > 0:
         if training.TRAIN.exists():
+            _idle("it is for replays", "--lag", lag)
             return compare_training(asked)
         complain(f"a GPU is here, but not {training.TRAIN}: training needs a checkout; the recordings are replayed instead.")
     if asked.caps or asked.allocators or asked.every:
         raise InvalidArgument("--cap, --allocators and --all train, which needs a GPU and a checkout; without them the "
                               "recordings are replayed.")
+    _idle("recordings are replayed once, on no clock", "--repeats", asked.repeats, "--seconds", asked.seconds, "--iterations",
+          asked.iterations, "--shapes", asked.shapes)
     return compare_recordings(asked, lag_ms)
+
+
+def _idle(reason: str, *flags: object) -> None:
+    """Says which of the options, given as name, value, name, value …, were set and mean nothing here."""
+    given = [str(name) for name, value in zip(flags[::2], flags[1::2]) if value is not None]
+    if given:
+        complain(f"{' and '.join(given)} {'means' if len(given) == 1 else 'mean'} nothing here: {reason}.")
 
 
 # --- recordings
@@ -67,8 +83,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _replay_file(path: str, lag_ms: float) -> list[dict]:  # runs in a worker process
-    return [replay_recording(recording, lag_ms=lag_ms) for recording in load(path)]
+def _replay_file(path: str, lag_ms: float, keys: dict) -> list[dict]:  # runs in a worker process
+    return [replay_recording(recording, lag_ms=lag_ms, config=keys) for recording in load(path)]
 
 
 def compare_recordings(asked: Asked, lag_ms: float) -> int:
@@ -76,6 +92,7 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
     if not paths:
         raise InvalidArgument(f"there are no recordings in {_paths.traces_dir()}; install dymem again.")
     names = chosen(list(paths), asked.only)
+    keys = replay_keys()
     by_size = sorted(names, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
     results, failed = {}, []
     workers = min(2, len(os.sched_getaffinity(0)))
@@ -83,7 +100,7 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
     with progress() as bar, concurrent.futures.ProcessPoolExecutor(
             workers, mp_context=context, initializer=_end_with_parent) as pool:
         task = bar.add_task("replaying recordings", total=len(names))
-        started = {pool.submit(_replay_file, str(paths[name]), lag_ms): name for name in by_size}
+        started = {pool.submit(_replay_file, str(paths[name]), lag_ms, keys): name for name in by_size}
         for done in concurrent.futures.as_completed(started):
             name = started[done]
             try:
@@ -100,24 +117,24 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
         complain(sentence)
     with pictures_in(asked) as folder:
         if rows and folder is not None:
-            drawn = _drawn({name: paths[name] for name in names if name in results}, folder)
+            drawn = _drawn({name: paths[name] for name in names if name in results}, folder, keys)
             write_page(asked.html_file, "dymem compare: recordings", [compare_table(rows, lag_ms), *drawn, *failed])
     write_json(asked.json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
     return 2 if failed else int(any(row["oom"] or row["audit"] for row in rows))
 
 
-def _drawn(paths: dict[str, Path], folder: Path) -> list[Path]:
-    """Who held which addresses, PyTorch's layout above dymem's: one PNG for each recording."""
-    made = []
+def _drawn(paths: dict[str, Path], folder: Path, keys: dict) -> list[Path | str]:
+    """Who held which addresses, PyTorch's layout above dymem's: one PNG for each recording, or why there is none."""
+    made: list[Path | str] = []
     with progress() as bar:
         task = bar.add_task("drawing addresses", total=len(paths))
         for name, path in paths.items():
             target = folder / f"addresses-{name}.png"
             try:
-                pictures.replayed_addresses(path, target)
+                pictures.replayed_addresses(path, target, keys)
             except MissingPackage as error:  # it would be missing for the others too
                 complain(error)
-                break
+                return [str(error)]
             made.append(target)
             bar.update(task, advance=1, description=f"drew {name}")
     return made

@@ -27,6 +27,7 @@ from dymem.rivals import ALLOCATORS
 from dymem.rivals.of_dymem import Dymem
 
 
+ITERATIONS, SHAPES, SECONDS = 24, 8, 1800.0  # unless told otherwise
 Record = Callable[[str, str, Path], "str | None"]  # workload, allocator, file to write; why it could not
 
 
@@ -41,9 +42,9 @@ class Asked:
     every: bool = False
     allocators: list[str] | None = None
     repeats: int | None = None
-    iterations: int = 24
-    shapes: int = 8
-    seconds: float = 1800.0
+    iterations: int | None = None
+    shapes: int | None = None
+    seconds: float | None = None
     caps: list[float] | None = None
     markdown: bool = False
 
@@ -71,7 +72,8 @@ def compare_training(asked: Asked) -> int:
     names, missing = _prepared(asked.allocators)
     rows = []
     with _saying(len(workloads)) as say:
-        session = training.Session(card.total_bytes(), asked.seconds, asked.iterations, asked.shapes, say)
+        session = training.Session(card.total_bytes(), _or(asked.seconds, SECONDS), _or(asked.iterations, ITERATIONS),
+                                   _or(asked.shapes, SHAPES), say)
         for position, workload in enumerate(workloads):
             share = dataclasses.replace(session, seconds=session.left() / (len(workloads) - position))
             if asked.caps:
@@ -95,10 +97,15 @@ def compare_script(program: list[str], asked: Asked) -> int:
     if importlib.util.find_spec("torch") is None:
         raise InvalidArgument("torch is not installed, so there is nothing to compare; run `pip install torch`.")
     names, missing = _prepared(asked.allocators)
+    seconds = _or(asked.seconds, SECONDS)
     with _saying(0) as say:
-        row = script.measure(program, names, asked.repeats or 3, asked.seconds, say)
+        row = script.measure(program, names, asked.repeats or 3, seconds, say)
     return _finish(asked, [_with_missing(row, missing)], names, missing,
-                   lambda _, name, target: script.record_history(program, name, target, asked.seconds))
+                   lambda _, name, target: script.record_history(program, name, target, seconds))
+
+
+def _or(value, default):
+    return default if value is None else value
 
 
 def _workloads(option: str) -> list[str]:
@@ -184,12 +191,8 @@ def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str,
 
 @contextlib.contextmanager
 def pictures_in(asked: Asked) -> Iterator[Path | None]:
-    """The folder that the user named, or one that lives as long as the page is made; None if no pictures are wanted."""
+    """The folder that the user named (check_folder made it), or one for as long as the page is made; None: no pictures."""
     if asked.folder is not None:
-        try:
-            asked.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidArgument(f"{asked.folder} cannot be made: {error.strerror}.") from None
         yield asked.folder
     elif asked.html_file is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -209,6 +212,7 @@ def _with_pictures(asked: Asked, rows: list[dict], tables: list[Part], names: li
             parts += _caps_drawn(row, folder) if asked.caps else _addresses_drawn(row, names, folder, record)
         except DymemError as error:
             complain(error)
+            parts.append(str(error))  # who reads the page only is told too
     return parts
 
 

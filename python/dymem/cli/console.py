@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dymem.errors import DymemError, InvalidArgument
+from dymem.writing import write_bytes
 
 WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 128  # a table in a file is not cut to 80 columns
 out = Console(width=WIDTH, highlight=False)
@@ -69,38 +70,7 @@ def progress() -> Progress:
                     console=err, transient=True, disable=not sys.stderr.isatty())
 
 
-def check_writable(path: Path | None) -> None:
-    """Before minutes of work: can the result be written there?"""
-    if path is None:
-        return
-    folder = path.absolute().parent  # os.path: unlike Path, it also answers for names that no file can have
-    asked = path if os.path.exists(path) else folder
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(asked, os.W_OK):
-        raise InvalidArgument(f"{path} cannot be written; name a file in a folder that exists.")
-
-
 def write_json(path: Path | None, content: dict) -> None:
-    """Whole or not at all: written beside the target, then renamed.
-
-    Not where a rename would do harm or cannot be: a link, pipe or device (/dev/stdout) stays what it is and is
-    written through, and so is a file in a folder that takes no new ones.
-    """
+    """As dymem.writing.write_bytes does."""
     if path is not None:
         write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """As write_json does."""
-    folder = path.absolute().parent
-    try:
-        if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not os.access(folder, os.W_OK)):
-            path.write_bytes(data)
-            return
-        part = folder / f".dymem-{os.getpid()}.part"
-        try:
-            part.write_bytes(data)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"{path} cannot be written: {error.strerror}.") from None

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dymem import __version__
-from dymem.cli.console import check_writable, complain, out, progress, write_json
+from dymem.cli.console import complain, out, progress, write_json
 from dymem.doctor import adapters, cards, costs, software
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InvalidArgument
+from dymem.writing import check_writable
 
 
 def main(json_file: Path | None = None, calibrate: bool = False) -> int:
@@ -68,9 +69,31 @@ def _json(finding: Finding) -> dict:
 def _table(findings: list[Finding]) -> Table:
     title = Text(f"dymem on {platform.node()}, Python {platform.python_version()} ({sys.executable})")
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for name in ("", "what", "found", "what to do"):
-        table.add_column(name, overflow="fold")
+    found, advice = _widths(findings)
+    for name, width in (("", 2), ("what", None), ("found", found), ("what to do", advice)):
+        table.add_column(name, overflow="fold", width=width, no_wrap=name == "what")
     for finding in findings:
         sign = "[green]ok[/green]" if finding.ok else "[red]no[/red]" if finding.needed else "[yellow]--[/yellow]"
-        table.add_row(sign, finding.what, Text(finding.state), Text(finding.advice))  # text from elsewhere is no markup
+        table.add_row(sign, finding.what, Text(at_slashes(finding.state, found)),
+                      Text(at_slashes(finding.advice, advice)))  # text from elsewhere is no markup
     return table
+
+
+def _widths(findings: list[Finding]) -> tuple[int, int]:
+    """Columns for what was found and what to do: as wide as needed, or what the screen has, shared out."""
+    room = max(24, out.width - 2 - max(len(finding.what) for finding in findings) - 13)  # 13: what lies between columns
+    found, advice = (max(len(text) for text in texts) for texts in zip(*((f.state, f.advice) for f in findings)))
+    advice = min(max(advice, 10), max(room - found, room * 2 // 5))
+    return min(found, room - advice), advice
+
+
+def at_slashes(text: str, width: int) -> str:
+    """With line breaks in words that are longer than `width`: a path is broken behind a slash, not within a name."""
+    words = []
+    for word in text.split(" "):
+        lines, rest = [], word
+        while len(rest) > width and (at := rest.rfind("/", 1, width)) > 0:
+            lines.append(rest[:at + 1])
+            rest = rest[at + 1:]
+        words.append("\n".join([*lines, rest]))
+    return " ".join(words)

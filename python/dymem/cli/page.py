@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dymem import __version__
-from dymem.cli.console import write_bytes
+from dymem.writing import write_bytes
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1240px; margin: 2em auto; padding: 0 1em; }

@@ -9,11 +9,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dymem.cli.console import check_writable, chosen, complain, out, progress
+from dymem.cli.console import chosen, complain, out, progress
 from dymem.cli.replay import parse_limit
+from dymem.cli.environment import replay_keys
+from dymem.config import format_bytes
 from dymem.errors import DymemError, InvalidArgument
-from dymem.replaying import lag_ns
-from dymem.trace import Recording, load
+from dymem.replaying import LAG_MS, lag_ns
+from dymem.trace import Recording, check_there, load
+from dymem.writing import check_writable, shown
 
 RECORDED = "recorded"
 CONFIGURATIONS = {"dymem": {}, "dymem_remap": {"alias": "off"}, "dymem_contiguous": {"backing": "contiguous"}}
@@ -38,27 +41,45 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     if kind != "html" and not pictures:
         names = ["address"]
     if kind != "html" and len(names) > 1:
-        raise InvalidArgument(f"{files.shown(target)} holds one picture; name one --picture, or write an .html page.")
+        raise InvalidArgument(f"{shown(target)} holds one picture; name one --picture, or write an .html page.")
     check_writable(target)
+    for path in traces:
+        check_there(path)
     needs.require()
+    inherited, replayed = None, 0
     layouts = []
     with progress() as bar:
         for path in traces:
             recordings = load(path, layout=True)
             several = len(traces) > 1 or len(recordings) > 1
             for recording in recordings:
-                layouts += _layouts(recording, wanted, wanted_limit, lag_ms, bar, several)
+                panels = _panels(recording, wanted)
+                replayed += len(panels) - panels.count(RECORDED)
+                if replayed and inherited is None:
+                    inherited = replay_keys(takes_limit=True)
+                    wanted_limit = inherited.pop("limit", None) if limit is None else wanted_limit
+                layouts += _layouts(recording, panels, inherited, wanted_limit, lag_ms, bar, several)
                 if len(layouts) > _PANELS_MAX:
                     raise InvalidArgument(f"more than {_PANELS_MAX} panels are no picture; name fewer traces or "
                                           "allocators.")
+    if not replayed and (limit is not None or lag_ms != LAG_MS):
+        complain("--limit and --lag are for replays, and nothing was replayed: add --allocators recorded,dymem.")
     if title is None:
         title = ", ".join(dict.fromkeys(_name(path) for path in traces))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the font lacks are drawn as boxes
         _write(kind, target, layouts, title, options, names)
     _tables(layouts, options)
-    out.print(Text(f"Written to {files.shown(target.absolute())}"), soft_wrap=True)
-    return 1 if any(layout.stopped is not None for layout in layouts) else 0
+    out.print(Text(f"Written to {shown(target.absolute())}"), soft_wrap=True)
+    stopped = [layout for layout in layouts if layout.stopped is not None]
+    for layout in stopped:
+        complain(f"{layout.name}: drawn up to event {layout.stopped:,}, where the limit was not enough any more"
+                 f" ({_held(layout)}); give more with --limit.")
+    return 1 if stopped else 0
+
+
+def _held(layout) -> str:
+    return f"{format_bytes(int(layout.live.max(initial=0)))} live at the most until there"
 
 
 def _allocators(text: str | None, replay: bool) -> list[str] | None:
@@ -85,17 +106,22 @@ def _check(options) -> None:
         raise InvalidArgument(f"--from {options.first} lies behind --to {options.last}; both are numbers of iterations.")
 
 
-def _layouts(recording: Recording, wanted: list[str] | None, limit, lag_ms: float, bar, several: bool) -> list:
+def _panels(recording: Recording, wanted: list[str] | None) -> list[str]:
+    """The allocators that this recording is drawn for."""
+    if not len(recording):
+        raise InvalidArgument(f"{recording.file}: it holds no events; there is nothing to draw.")
+    if wanted is not None:
+        return wanted
+    if not recording.addresses:
+        complain(f"{recording.name} is a trace of dymem's own, which holds no addresses: drawn as dymem's pool places it.")
+    return [RECORDED] if recording.addresses else ["dymem"]
+
+
+def _layouts(recording: Recording, wanted: list[str], keys: dict | None, limit, lag_ms: float, bar, several: bool) -> list:
+    """`keys`: what replays are configured with, beneath the keys of each form."""
     from dymem.plotting.layout import layout_of
     from dymem.plotting.replayed import replayed_layout
 
-    if not len(recording):
-        raise InvalidArgument(f"{recording.file}: it holds no events; there is nothing to draw.")
-    if wanted is None:
-        wanted = [RECORDED] if recording.addresses else ["dymem"]
-        if not recording.addresses:
-            complain(f"{recording.name} is a trace of dymem's own, which holds no addresses: drawn as dymem's pool places "
-                     "it.")
     layouts = []
     for name in wanted:
         label = {RECORDED: "as recorded"}.get(name, name)
@@ -105,7 +131,7 @@ def _layouts(recording: Recording, wanted: list[str] | None, limit, lag_ms: floa
             continue
         task = bar.add_task(shown, total=len(recording))
         try:
-            layouts.append(replayed_layout(recording, shown, config=CONFIGURATIONS[name], limit=limit, lag_ms=lag_ms,
+            layouts.append(replayed_layout(recording, shown, config={**(keys or {}), **CONFIGURATIONS[name]}, limit=limit, lag_ms=lag_ms,
                                            progress=lambda done, task=task: bar.update(task, completed=done)))
         except DymemError as error:
             text = str(error)

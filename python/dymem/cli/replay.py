@@ -10,12 +10,14 @@ import re
 from pathlib import Path
 
 from dymem import __version__
-from dymem.cli.console import BROKEN, check_writable, complain, err, out, progress, write_json
+from dymem.cli.console import BROKEN, complain, err, out, progress, write_json
+from dymem.cli.environment import replay_keys
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import lag_ns, replay_recording
 from dymem.trace import load
 from dymem.trace.mobility import with_hindsight
+from dymem.writing import check_writable
 
 MOBILITIES = ("recorded", "hindsight")
 _RATIO_MAX = 1000.0
@@ -45,6 +47,9 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
     if mobility not in MOBILITIES:
         raise InvalidArgument(f"there is no mobility '{mobility}'; there are {' and '.join(MOBILITIES)}.")
     check_writable(json_file)
+    inherited = replay_keys(takes_limit=True)
+    wanted_limit = inherited.pop("limit", None) if limit is None else wanted_limit
+    config = inherited | config
     results, bad = [], []
     with progress() as bar:
         for path in traces:

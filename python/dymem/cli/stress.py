@@ -16,14 +16,18 @@ from pathlib import Path
 from rich.table import Table
 
 from dymem import __version__
-from dymem.cli.console import BROKEN, check_writable, chosen, complain, out, progress, show, write_json
+from dymem.cli.console import BROKEN, chosen, complain, out, progress, show, write_json
+from dymem.cli.environment import replay_keys
 from dymem.cli.stress_tables import card_stress_notes, card_stress_table, card_stress_words, card_time_table
 from dymem.cli.tables import stress_table
 from dymem.compare.card import gpu_count
 from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
+from dymem.plotting import needs
+from dymem.writing import check_writable
 
 SCALE_MIN = 256 << 20
+BUDGET_SECONDS = 300.0  # on a GPU, unless told otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Asked:
 
 
 def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: int, precision: float,
-         settings: list[str] | None, allocators: list[str] | None, budget_seconds: float, json_file: Path | None,
+         settings: list[str] | None, allocators: list[str] | None, budget_seconds: float | None, json_file: Path | None,
          picture: Path | None, listed: bool, markdown: bool) -> int:
     from dymem.rivals import ALLOCATORS
     from dymem.stress import PATTERNS, SETTINGS
@@ -58,7 +62,7 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
         raise InvalidArgument("a scale below 256MiB leaves nothing to fragment; write for example --scale 4GiB.")
     if not 0.0005 <= precision <= 0.5:
         raise InvalidArgument("a precision is between 0.0005 and 0.5, as a share of the occupied peak.")
-    if not math.isfinite(budget_seconds) or budget_seconds <= 0:
+    if budget_seconds is not None and (not math.isfinite(budget_seconds) or budget_seconds <= 0):
         raise InvalidArgument("a budget is more than 0 seconds; write for example --budget-seconds 240.")
     asked = Asked(chosen(PATTERNS, patterns, "pattern"), scale_bytes, seed, precision, json_file, picture, markdown)
     wanted = {"emulated": chosen(SETTINGS, settings, "setting"), "cuda": chosen(ALLOCATORS, allocators, "allocator")}
@@ -66,13 +70,13 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     check_writable(json_file)
     check_writable(picture)
     if picture:
-        from dymem.stress.picture import require_matplotlib
-
-        require_matplotlib()
         if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InvalidArgument(f"{picture} is no name for a picture; write .png, .svg or .pdf.")
+        needs.require()
     if machine == "cuda":
-        return _on_card(asked, wanted["cuda"], budget_seconds)
+        return _on_card(asked, wanted["cuda"], BUDGET_SECONDS if budget_seconds is None else budget_seconds)
+    if budget_seconds is not None:
+        complain("--budget-seconds is for a GPU: on the emulated driver every pattern is tried to its end.")
     return _emulated(asked, wanted["emulated"])
 
 
@@ -102,7 +106,7 @@ def _machine(driver: str | None, settings: list[str] | None, allocators: list[st
 def _emulated(asked: Asked, settings: list[str]) -> int:
     from dymem.stress import PATTERNS, smallest_limit
 
-    rows = []
+    keys, rows = replay_keys(), []
     with progress() as bar:
         task = bar.add_task("stress", total=len(asked.patterns) * len(settings))
         for name in asked.patterns:
@@ -110,7 +114,7 @@ def _emulated(asked: Asked, settings: list[str]) -> int:
             row = {"pattern": name, "source": PATTERNS[name].source, "events": len(recording), "settings": {}}
             for setting in settings:
                 bar.update(task, description=f"{name} under {setting}")
-                survival = smallest_limit(recording, setting, precision=asked.precision)
+                survival = smallest_limit(recording, setting, precision=asked.precision, keys=keys)
                 row["occupied_peak_bytes"] = survival.occupied_peak_bytes
                 row["settings"][setting] = dataclasses.asdict(survival)
                 bar.update(task, advance=1)

@@ -79,6 +79,13 @@ def fastest(step_ms: Mapping[str, float | None], rivals: Sequence[str]) -> str |
 PEAKS = ("live_peak_bytes", "occupied_peak_bytes", "reserved_peak_bytes", "requested_peak_bytes")
 
 
+def losses_compared(a: Sequence[float], b: Sequence[float]) -> dict[str, object]:
+    """Are the losses of two runs equal, bit for bit, and if not, which differs first? Unequal numbers of them differ."""
+    differing = [i for i, (x, y) in enumerate(zip(a, b)) if x != y]
+    return {"losses_equal": list(a) == list(b), "losses_compared": min(len(a), len(b)),
+            "first_differing_loss": differing[0] if differing else None}
+
+
 def largest(results: Sequence[Mapping], key: str) -> int | None:
     """Over several runs, of a figure that some may not have."""
     return max((result[key] for result in results if result.get(key) is not None), default=None)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from dymem.errors import DymemError, MissingPackage
+from dymem.plotting import needs
 from dymem.rivals import ALLOCATORS
 
 SLOWEST = 4.0  # where the axis of step times ends
@@ -14,7 +13,11 @@ SLOWEST = 4.0  # where the axis of step times ends
 
 def cap_curve(row: Mapping, target: Path) -> None:
     """Step time under each cap over PyTorch's without one; a cross at the top where it did not train."""
-    Figure = _figure()
+    needs.require()
+    from matplotlib.figure import Figure
+
+    from dymem.plotting.files import save_figure
+
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     caps = [cell["cap"] for cell in row["caps"]]
@@ -36,12 +39,12 @@ def cap_curve(row: Mapping, target: Path) -> None:
     axes.set_ylim(0.9, SLOWEST)
     axes.set_xticks(caps, [f"{cap:g}" for cap in caps])
     axes.legend(fontsize=9)
-    _save(figure, target)
+    save_figure(figure, target)
 
 
 def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: Path) -> None:
     """One panel for each (allocator, recorded file): PyTorch's snapshots as they tell, dymem's traces replayed."""
-    _figure()
+    needs.require()
     from dymem.plotting.address import address_picture
     from dymem.plotting.files import save_figure
     from dymem.plotting.layout import layout_of
@@ -61,9 +64,9 @@ def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: 
     save_figure(figure, target)
 
 
-def replayed_addresses(recording_file: Path, target: Path) -> None:
-    """PyTorch's own layout as recorded, and below it dymem's from the replay."""
-    _figure()
+def replayed_addresses(recording_file: Path, target: Path, keys: Mapping[str, object] | None = None) -> None:
+    """PyTorch's own layout as recorded, and below it dymem's from the replay, configured with `keys`."""
+    needs.require()
     from dymem.plotting.address import address_picture
     from dymem.plotting.layout import layout_of
     from dymem.plotting.replayed import replayed_layout
@@ -71,21 +74,4 @@ def replayed_addresses(recording_file: Path, target: Path) -> None:
 
     recording = load(recording_file, layout=True)[0]
     address_picture([layout_of(recording, name=f"{recording.name}, PyTorch"),
-                     replayed_layout(recording, name=f"{recording.name}, dymem")], target, title=recording.name)
-
-
-def _figure():
-    """matplotlib's Figure, which needs no display."""
-    os.environ.setdefault("MPLBACKEND", "Agg")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None
-    return Figure
-
-
-def _save(figure, target: Path) -> None:
-    try:
-        figure.savefig(target, format="png", dpi=130)
-    except OSError as error:
-        raise DymemError(f"{os.fsencode(target).decode('utf-8', 'replace')} cannot be written: {error.strerror}.") from None
+                     replayed_layout(recording, name=f"{recording.name}, dymem", config=dict(keys or {}))], target, title=recording.name)

@@ -16,8 +16,8 @@ from dymem.config import ENVIRONMENT, Config
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InstallError
 
-_OPTIONAL = {"matplotlib": ("dymem plot", "pip install dymem[plot]"),
-             "numpy": ("dymem plot", "pip install dymem[plot]")}
+_PICTURES = ("pictures (dymem plot, compare --html and --pictures, stress --picture) need it", "pip install dymem[plot]")
+_OPTIONAL = {"matplotlib": _PICTURES, "numpy": _PICTURES}  # what is not there without each, and how to get it
 
 
 def check_core() -> Finding:
@@ -120,14 +120,14 @@ def _pybind11(torch_package: Path) -> Finding:
 def check_optional() -> list[Finding]:
     """Packages that only some commands need."""
     findings = []
-    for name, (command, mend) in _OPTIONAL.items():
+    for name, (lost, mend) in _OPTIONAL.items():
         try:
             there = importlib.util.find_spec(name) is not None
             version = importlib.metadata.version(name) if there else ""
         except (ValueError, importlib.metadata.PackageNotFoundError):
             there, version = name in sys.modules and sys.modules[name] is not None, "?"
         if not there:
-            findings.append(Finding(name, f"not installed; {command} needs it", False, mend, needed=False))
+            findings.append(Finding(name, f"not installed; {lost}", False, mend, needed=False))
         else:
             findings.append(Finding(name, version, True, needed=False, facts={"version": version}))
     return findings

@@ -8,10 +8,11 @@ from dymem.errors import MissingPackage
 
 
 def require() -> None:
-    """MissingPackage unless numpy and matplotlib import; chooses the backend that needs no display."""
+    """MissingPackage unless numpy and matplotlib import; chooses the backend that needs no display. The one place that asks."""
     os.environ.setdefault("MPLBACKEND", "Agg")
     try:
         import matplotlib
+        import matplotlib.figure  # what pictures are made of; a broken installation shows here
         import numpy  # noqa: F401
     except ImportError as error:
         raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None

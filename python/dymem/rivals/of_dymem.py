@@ -6,7 +6,6 @@ A configuration that the user has in DYMEM_CONF stays, but for the keys that mak
 from __future__ import annotations
 
 import dataclasses
-import os
 
 from dymem.config import ENVIRONMENT, Config
 from dymem.rivals.allocator import Allocator
@@ -20,7 +19,7 @@ class Dymem(Allocator):
 
     def configuration(self, limit_bytes: int | None = None, conf: str | None = None) -> Config:
         """Over `conf` (default: DYMEM_CONF), this form's own keys and the limit."""
-        base = Config.from_conf(os.environ.get(ENVIRONMENT, "") if conf is None else conf)
+        base = Config.from_environment() if conf is None else Config.from_conf(conf)
         limit = {} if limit_bytes is None else {"limit": limit_bytes}
         return dataclasses.replace(base, **self.keys, **limit)
 

@@ -13,14 +13,6 @@ from dymem.errors import InvalidArgument
 END = 1.5
 
 
-def require_matplotlib() -> None:
-    """Before minutes of work."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InvalidArgument("a picture needs matplotlib, which is not installed: pip install matplotlib.") from None
-
-
 def draw(path: Path, rows: list[str], columns: list[str], ratios: list[list[float | None]], words: list[list[str]],
          title: str) -> None:
     """`ratios[row][column]`, None where there is none; `words` is what stands in the cells."""

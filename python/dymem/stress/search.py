@@ -59,14 +59,15 @@ class Survival:
     replays: int
 
 
-def smallest_limit(recording: Recording, setting: str, *, precision: float = 0.005, lag_ms: float = 10.0) -> Survival:
-    """Bisects for one setting."""
+def smallest_limit(recording: Recording, setting: str, *, precision: float = 0.005, lag_ms: float = 10.0,
+                   keys: dict[str, object] | None = None) -> Survival:
+    """Bisects for one setting; `keys` configure the replays, beneath those of the setting."""
     replays = 0
 
     def replay(limit: int | None) -> dict:
         nonlocal replays
         replays += 1
-        return replay_recording(recording, limit=limit, lag_ms=lag_ms, config=SETTINGS[setting])
+        return replay_recording(recording, limit=limit, lag_ms=lag_ms, config={**(keys or {}), **SETTINGS[setting]})
 
     unlimited = replay(None)
     occupied = unlimited["occupied_peak_bytes"]

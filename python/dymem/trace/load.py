@@ -7,6 +7,7 @@ TraceError of one sentence that begins with the file's name.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from dymem.errors import DymemError, TraceError
@@ -37,6 +38,12 @@ def name_of(path: Path) -> str:
     while (at := name.rfind(".")) > 0 and name[at:].lower() in _SUFFIXES:
         name = name[:at]
     return name
+
+
+def check_there(path: str | Path) -> None:
+    """What load() would say of a file that cannot even be opened, before anything else is asked for."""
+    if not os.path.exists(path) or os.path.isdir(path) or not os.access(path, os.R_OK):
+        load(path)
 
 
 def load(path: str | Path, layout: bool = False) -> list[Recording]:
