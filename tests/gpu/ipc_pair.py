@@ -8,6 +8,7 @@ The receiver is spawned by torch.multiprocessing and imports this file anew, so 
 import gc
 import json
 import os
+import queue
 import sys
 import time
 
@@ -31,7 +32,7 @@ def stats():
 
 
 def values(elements, seed):
-    return torch.arange(elements, dtype=torch.int32, device="cuda") * 7 + seed
+    return torch.arange(elements, dtype=torch.int32, device="cuda").mul_(7).add_(seed)
 
 
 def right(tensor, seed):
@@ -106,11 +107,22 @@ def main():
     process.start()
     result = {"backend": torch.cuda.get_allocator_backend()}
 
+    def answer():
+        for _ in range(60):
+            try:
+                return outbox.get(timeout=1)
+            except queue.Empty:
+                if not process.is_alive():
+                    sys.exit("the receiver ended")
+        sys.exit("the receiver does not answer")
+
     def ask(*message):
         inbox.put(message)
-        return outbox.get(timeout=60)
+        return answer()
 
     torch.cuda.init()
+    spin = torch.randn(4096, 4096, device="cuda") @ torch.eye(4096, device="cuda")  # cuBLAS takes its workspace
+    del spin
     start = torch.cuda.memory_allocated()
     sizes = [256, 700_000, 16 * MIB] + ([] if brief else [50 * MIB])
     tensors = [values(n, i) for i, n in enumerate(sizes)]
@@ -164,7 +176,7 @@ def main():
         del theirs
         gc.collect()
         inbox.put("got it")
-        assert outbox.get(timeout=60) == "freed"
+        assert answer() == "freed"
 
     del tensors, late, spin, small
     result["receiver"] = ask("settled", None)

@@ -12,10 +12,11 @@ HERE = Path(__file__).resolve().parent
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 
 # (sender, receiver, everything?): "native" or a configuration of dymem.
+SLABS = "backing:contiguous,limit:4GiB"  # without a limit, each would take three quarters of the card
 PAIRS = {
-    "granules": ("", "", True), "slabs": ("backing:contiguous", "backing:contiguous", False),
-    "alias=off": ("alias:off", "", False), "granules to slabs": ("", "backing:contiguous", False),
-    "slabs to native": ("backing:contiguous", "native", False), "native to granules": ("native", "", False),
+    "granules": ("", "", True), "slabs": (SLABS, SLABS, False), "alias=off": ("alias:off", "", False),
+    "granules to slabs": ("", SLABS, False), "slabs to native": (SLABS, "native", False),
+    "native to granules": ("native", "", False), "native to slabs": ("native", SLABS, False),
     "granules to native": ("", "native", False), "expandable segments to granules": ("native", "", False),
 }
 REFUSED = {"granules to native": "future version of torch", "expandable segments to granules": "expandable_segments:False"}
@@ -36,8 +37,8 @@ def pairs(tmp_path_factory):
     done = {}
     for name, (job, out) in jobs.items():
         try:
-            job.wait(timeout=20 if name in REFUSED else 150)
-        except subprocess.TimeoutExpired:  # whose receiver refused: the sender waits for its answer
+            job.wait(timeout=150)
+        except subprocess.TimeoutExpired:
             job.kill()
             job.wait()
         for file in out:
@@ -70,13 +71,12 @@ def test_two_processes_share_tensors(pairs, name):
 
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_what_cannot_be_received_says_why(pairs, name):
-    _, _, err = pairs[name]
-    assert REFUSED[name] in err, err[-3000:]
+    code, _, err = pairs[name]
+    assert code == 1 and "the receiver ended" in err and REFUSED[name] in err, err[-3000:]
 
 
-SENDER_DIES = f"""
-import json, os, signal, sys
-sys.path.insert(0, {str(HERE)!r})
+SENDER_DIES = """
+import os, signal
 import dymem; dymem.install()
 import torch, torch.multiprocessing as mp
 from torch.multiprocessing.reductions import reduce_tensor
@@ -99,11 +99,12 @@ if __name__ == "__main__":
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert torch.equal(tensor.cpu(), torch.arange(8 << 20, dtype=torch.int32)), "what is mapped stays readable"
-    try:
-        rebuild(*second)
-        raise SystemExit("a dead process shared a tensor")
-    except RuntimeError as error:
-        assert str(process.pid) in str(error) and "has ended" in str(error), error
+    for receive in (lambda: dymem._torch.receive(second[7]), lambda: rebuild(*second)):
+        try:
+            receive()
+            raise SystemExit("a dead process shared a tensor")
+        except RuntimeError as error:  # PyTorch opens the sender's event first, which fails in words of CUDA's
+            print(error)
     del tensor
     mine += 1
     assert mine.sum().item() == 1 << 20
@@ -122,7 +123,8 @@ def as_program(python, tmp_path, code, **more):
 
 
 def test_what_is_mapped_outlives_the_sender(python, tmp_path):
-    assert "fine" in as_program(python, tmp_path, SENDER_DIES).stdout
+    out = as_program(python, tmp_path, SENDER_DIES).stdout
+    assert "fine" in out and "has ended" in out and "keep the sender alive" in out
 
 
 LOADERS = """
@@ -186,7 +188,7 @@ if __name__ == "__main__":
     a = torch.arange(4 << 20, device="cuda:0")
     with torch.cuda.device(1):
         b = a.to("cuda:1")
-        c = b.t() if b.dim() > 1 else b.flip(0)
+        c = b.flip(0)
         del a
         back = c.to("cuda:0")
     assert torch.equal(back.cpu().flip(0), torch.arange(4 << 20))
