@@ -64,6 +64,7 @@ Bytes Pool::Impl::memory_behind(const Block& b, std::vector<Handle>* handles, st
   if (b.kind == BlockKind::stitched) {
     const Region& region = space.region(b.region);
     for (std::size_t i = 0; i < region.granules.size(); i++) {
+      if (region.granules[i] == kNone) continue;  // given back: not of this block, which holds its own
       const Granule& g = space.granule(region.granules[i]);
       if (region.at[i] + g.size <= b.at || region.at[i] >= b.at + b.size) continue;
       if (handles->empty()) first = region.at[i];
