@@ -119,8 +119,8 @@ ExportedMemory Pool::Impl::export_memory(Addr address) {
 void Pool::Impl::refused_export(const Status& status) {
   if (status.ok()) return;
   if (status.code == Code::unsupported)
-    throw Error("dymem: this machine cannot share GPU memory between processes (" + std::string(status.call) +
-                "): send the tensor from the CPU.");
+    throw Error("dymem: this machine cannot share such GPU memory between processes (" + std::string(status.call) +
+                "): install with backing:contiguous, which CUDA shares in another way, or send the tensor from the CPU.");
   throw DriverError(status.call, status.native, "the memory of a tensor could not be exported to another process");
 }
 

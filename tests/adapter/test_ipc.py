@@ -469,6 +469,31 @@ def test_a_forked_child_neither_shares_nor_opens_nor_closes(two):
     """)
 
 
+def test_loaders_fork_workers_from_a_process_that_shares(two):
+    """Workers inherit tensors, mappings of others' memory and the server's socket, and drop them as they end."""
+    done = two("""
+        from torch.utils.data import DataLoader, TensorDataset
+        link, pid = sends(3 * MiB, 1000)
+        (handle, offset), (later, there) = link.recv()
+        received, kept = _torch.receive(handle), _torch.allocate_on(5 * MiB)
+        shared, _ = _torch.share(kept.address)
+        loader = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, num_workers=2, multiprocessing_context="fork")
+        for _ in range(2):
+            assert sum(batch.sum().item() for (batch,) in loader) == sum(range(64))
+        assert holds(received.address + offset, 3 * MiB, 0)
+        second = _torch.receive(later)
+        assert holds(second.address + there, 1000, 1)
+        _torch.receive(shared).free()  # our own: the server still answers
+        assert stat("exported_bytes") == 5 * MiB
+        received.free()
+        second.free()
+        assert nothing_is_open() and pool().audit() == []
+        link.send(None)
+        assert ended(pid)
+    """)
+    assert "dymem" not in done.err, done.err
+
+
 def test_a_silent_or_rude_client_keeps_nobody_waiting(two):
     two("""
         link, pid = sends(3 * MiB)
