@@ -5,6 +5,7 @@
 #include "abi/entry.hpp"
 #include "abi/holders.hpp"
 #include "abi/registry.hpp"
+#include "abi/sharing.hpp"
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
 #include "driver/emulated.hpp"
@@ -33,6 +34,10 @@ py::dict flat_stats(int device) {
   Pool* made = pool_if_made(device);
   py::dict flat;
   flatten(stats_dict(made ? made->stats() : PoolStats{}), "", flat);
+  const Imports mapped = imports(device);
+  flat["imported_bytes"] = mapped.bytes;
+  flat["imported_mappings"] = mapped.mappings;
+  flat["imported_waiting"] = mapped.waiting;
   return flat;
 }
 
@@ -71,6 +76,21 @@ void bind_abi(py::module_ m) {
   m.def("pool", &pool, py::arg("device") = 0, py::return_value_policy::reference,
         py::call_guard<py::gil_scoped_release>(), "The pool of a device, made at first use.");
   m.def("driver", &driver_of, py::arg("device") = 0, "The driver under a device's pool; None if it was not made.");
+  m.def(
+      "share",
+      [](Addr address) {
+        SharedHandle shared;
+        {
+          py::gil_scoped_release gil;
+          shared = share(address);
+        }
+        return py::make_tuple(py::bytes(shared.handle), shared.offset);
+      },
+      py::arg("address"), "(handle, offset) for another process.");
+  m.def(
+      "map_shared", [](Driver& driver, const std::string& handle) { return map_shared(driver, handle); },
+      py::arg("driver"), py::arg("handle"), py::call_guard<py::gil_scoped_release>(),
+      "(address, bytes): maps what a handle names through a driver, which the caller unmaps.");
   m.def("trim", &trim_all, py::call_guard<py::gil_scoped_release>(), "Give idle granules back; returns bytes.");
   m.def(
       "set_memory_fraction", [](int device, double fraction) { set_memory_fraction(device, pool(device), fraction); },

@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -111,6 +112,36 @@ void bind_base(py::module_& m) {
           "export_handle",
           [](Driver& d, Handle handle) { return answer<int>([&](int* fd) { return d.export_handle(handle, fd); }); },
           py::arg("handle"), "(code, file descriptor); the caller closes it")
+      .def(
+          "import_handle",
+          [](Driver& d, int fd, Bytes n) {
+            return answer<Handle>([&](Handle* out) { return d.import_handle(fd, n, out); });
+          },
+          py::arg("fd"), py::arg("size"), "(code, handle) to what another process exported; fd stays the caller's")
+      .def(
+          "export_slab",
+          [](Driver& d, Addr base) {
+            SlabTicket ticket;
+            const Status status = d.export_slab(base, &ticket);
+            return py::make_tuple(
+                status.code, py::bytes(reinterpret_cast<const char*>(ticket.bytes), status.ok() ? sizeof ticket : 0));
+          },
+          py::arg("base"), "(code, ticket of 64 bytes)")
+      .def(
+          "open_slab",
+          [](Driver& d, const py::bytes& text) {
+            const std::string_view view = text;
+            SlabTicket ticket;
+            if (view.size() != sizeof ticket.bytes) throw InvalidArgument("open_slab: a ticket has 64 bytes");
+            std::memcpy(ticket.bytes, view.data(), view.size());
+            Addr base = 0;
+            Bytes size = 0;
+            const Status status = d.open_slab(ticket, &base, &size);
+            return py::make_tuple(status.code, base, size);
+          },
+          py::arg("ticket"), "(code, address, bytes)")
+      .def(
+          "close_slab", [](Driver& d, Addr base) { return d.close_slab(base).code; }, py::arg("base"), WithoutGil())
       .def(
           "set_peer_access", [](Driver& d, Addr at, Bytes n, int peer) { return d.set_peer_access(at, n, peer).code; },
           py::arg("at"), py::arg("size"), py::arg("peer"), WithoutGil())

@@ -7,6 +7,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
 #include "pool/pool.hpp"
@@ -117,6 +119,35 @@ void bind_pool(py::module_ m) {
           },
           py::arg("address"), py::arg("stream"), "Work already enqueued on `stream` uses the block too.")
       .def("trim", &Pool::trim, WithoutGil(), "Gives idle granules back to the device; returns their bytes.")
+      .def(
+          "export_memory",
+          [](Pool& pool, const py::object& address) {
+            const Addr a = to_u64(address, "address");
+            ExportedMemory m;
+            {
+              py::gil_scoped_release gil;
+              m = pool.export_memory(a);
+            }
+            const auto text = [](const auto& bytes, std::size_t n) {
+              return py::bytes(reinterpret_cast<const char*>(bytes), n);
+            };
+            const bool slab = m.granules.empty();
+            const py::bytes name = slab ? text(m.slab.bytes, sizeof m.slab.bytes) : text(m.token.data(), m.token.size());
+            return py::make_tuple(name, m.granules, m.offset);
+          },
+          py::arg("address"),
+          "(token, sizes of the granules, offset in them), or (ticket, [], offset in the slab); pins until the free.")
+      .def(
+          "export_descriptors",
+          [](Pool& pool, const std::string& text, std::size_t first, std::size_t count) -> py::object {
+            ExportToken token;
+            if (text.size() != token.size()) throw InvalidArgument("a token has 16 bytes");
+            std::copy(text.begin(), text.end(), token.begin());
+            std::vector<int> fds;
+            if (!pool.export_descriptors(token, first, count, &fds)) return py::none();
+            return py::cast(fds);
+          },
+          py::arg("token"), py::arg("first"), py::arg("count"), "Descriptors for the caller to close; None: no such token.")
       .def(
           "pin",
           [](Pool& pool, const py::object& address) {

@@ -110,6 +110,7 @@ py::dict stats_dict(const PoolStats& s) {
   d["num_stream_waits"] = s.num_stream_waits;
   d["slab_bytes"] = stat_dict(s.slab_bytes);
   d["asleep_bytes"] = s.asleep_bytes;
+  d["exported_bytes"] = s.exported_bytes;
   d["host_bytes"] = s.host_bytes;
   d["views"] = s.views;
   d["views_max"] = s.views_max;

@@ -127,6 +127,20 @@ class Checked final : public Forwarding<CheckedDriver> {
     return pass(inner_->export_handle(handle, fd), call);
   }
 
+  Status import_handle(int fd, Bytes size, Handle* out) override {
+    const Lock lock(mutex_);
+    const auto call = [&] { return text("import_handle(descriptor %d, %" PRIu64 ")", fd, size); };
+    if (fd < 0) return forbid("import_handle", call(), "D10: a descriptor is not negative");
+    if (const char* why = ledger_.refuse_size(size)) return forbid("import_handle", call(), why);
+    const Status status = pass(inner_->import_handle(fd, size, out), call);
+    if (status.ok() && ledger_.known(*out)) {
+      note(call(), "D4: the driver gave a handle that is still in use");
+      return {Code::failed, "import_handle", 0};
+    }
+    if (status.ok()) ledger_.add_import(*out, size);
+    return status;
+  }
+
   Status host_alloc(Bytes size, void** out) override {
     const Lock lock(mutex_);
     const auto call = [&] { return text("host_alloc(%" PRIu64 ")", size); };
@@ -180,9 +194,32 @@ class Checked final : public Forwarding<CheckedDriver> {
   Status slab_free(Addr base) override {
     const Lock lock(mutex_);
     const auto call = [&] { return text("slab_free(0x%" PRIx64 ")", base); };
-    if (const char* why = ledger_.refuse_slab_free(base)) return forbid("slab_free", call(), why);
+    if (const char* why = ledger_.refuse_slab(base)) return forbid("slab_free", call(), why);
     const Status status = pass(inner_->slab_free(base), call);
     if (status.ok()) ledger_.remove_slab(base);
+    return status;
+  }
+
+  Status export_slab(Addr base, SlabTicket* out) override {
+    const Lock lock(mutex_);
+    const auto call = [&] { return text("export_slab(0x%" PRIx64 ")", base); };
+    if (const char* why = ledger_.refuse_slab(base)) return forbid("export_slab", call(), why);
+    return pass(inner_->export_slab(base, out), call);
+  }
+
+  Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) override {
+    const Lock lock(mutex_);
+    const Status status = pass(inner_->open_slab(ticket, out, size), [] { return std::string("open_slab()"); });
+    if (status.ok()) ledger_.add_opened(*out, *size);
+    return status;
+  }
+
+  Status close_slab(Addr base) override {
+    const Lock lock(mutex_);
+    const auto call = [&] { return text("close_slab(0x%" PRIx64 ")", base); };
+    if (const char* why = ledger_.refuse_slab_close(base)) return forbid("close_slab", call(), why);
+    const Status status = pass(inner_->close_slab(base), call);
+    if (status.ok()) ledger_.remove_opened(base);
     return status;
   }
 
@@ -290,6 +327,8 @@ class Checked final : public Forwarding<CheckedDriver> {
       all.push_back(text("the reservation of %" PRIu64 " bytes at 0x%" PRIx64 " was not released", size, base));
     for (const auto& [base, size] : ledger_.slabs())
       all.push_back(text("the slab of %" PRIu64 " bytes at 0x%" PRIx64 " was not freed", size, base));
+    for (const auto& [base, size] : ledger_.opened())
+      all.push_back(text("the slab of %" PRIu64 " bytes opened at 0x%" PRIx64 " was not closed", size, base));
     host_.each([&](const void* base, Bytes size) {
       all.push_back(text("pinned host memory of %" PRIu64 " bytes at %p was not freed", size, base));
     });

@@ -13,6 +13,8 @@
 // Times in counters() are of the host's steady clock. The mutex guards the tables; counters are atomics.
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
@@ -220,6 +222,20 @@ class Cuda final : public Driver {
                 [&] { return cuda_.mem_export(fd, granule.native, kHandlePosixFileDescriptor, 0); });
   }
 
+  Status import_handle(int fd, Bytes size, Handle* out) override {
+    if (!vmm_) return unsupported("cuMemImportFromShareableHandle");
+    if (fd < 0 || size == 0 || size % granularity_) return invalid("cuMemImportFromShareableHandle");
+    Allocation native = 0;
+    const Status status = timed("cuMemImportFromShareableHandle", [&] {
+      // The descriptor itself, in the place of a pointer to it.
+      return cuda_.mem_import(&native, reinterpret_cast<void*>(std::intptr_t{fd}), kHandlePosixFileDescriptor);
+    });
+    if (!status.ok()) return status;
+    const Lock lock(mutex_);
+    *out = handles_.add({native, size, false});
+    return status;
+  }
+
   // --- pinned host memory and copies
 
   Status host_alloc(Bytes size, void** out) override {
@@ -292,6 +308,49 @@ class Cuda final : public Driver {
     const Status status = timed("cuMemFree", [&] { return cuda_.mem_free(base); });
     const Lock lock(mutex_);
     if (status.ok()) slabs_.erase(base);
+    return status;
+  }
+
+  Status export_slab(Addr base, SlabTicket* out) override {
+    {
+      const Lock lock(mutex_);
+      if (!slabs_.count(base)) return invalid("cuIpcGetMemHandle");
+    }
+    IpcMemHandle handle;
+    static_assert(sizeof handle.bytes == sizeof out->bytes);
+    const Status status = call("cuIpcGetMemHandle", [&] { return cuda_.ipc_get(&handle, base); });
+    if (status.ok()) std::memcpy(out->bytes, handle.bytes, sizeof handle.bytes);
+    return status;
+  }
+
+  // Opened again while it is open, CUDA counts, and gives the same address.
+  Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) override {
+    IpcMemHandle handle;
+    std::memcpy(handle.bytes, ticket.bytes, sizeof handle.bytes);
+    DevicePtr at = 0, base = 0;
+    std::size_t whole = 0;
+    Status status = timed("cuIpcOpenMemHandle", [&] { return cuda_.ipc_open(&at, handle, kIpcLazyPeerAccess); });
+    if (!status.ok()) return status;
+    status = call("cuMemGetAddressRange", [&] { return cuda_.mem_range(&base, &whole, at); });
+    if (!status.ok()) {
+      (void)call("cuIpcCloseMemHandle", [&] { return cuda_.ipc_close(at); });
+      return status;
+    }
+    const Lock lock(mutex_);
+    opened_.emplace(at, whole);
+    *out = at;
+    *size = whole;
+    return status;
+  }
+
+  Status close_slab(Addr base) override {
+    {
+      const Lock lock(mutex_);
+      if (!opened_.count(base)) return invalid("cuIpcCloseMemHandle");
+    }
+    const Status status = timed("cuIpcCloseMemHandle", [&] { return cuda_.ipc_close(base); });
+    const Lock lock(mutex_);
+    if (status.ok()) opened_.erase(opened_.find(base));
     return status;
   }
 
@@ -468,9 +527,11 @@ class Cuda final : public Driver {
     if (n == 0) return {};
     {
       const Lock lock(mutex_);
-      auto slab = slabs_.upper_bound(at);
-      if (slab != slabs_.begin() && at - (--slab)->first < slab->second)
-        return slab->second - (at - slab->first) >= n ? Status{} : invalid(name);
+      for (const auto* slabs : {&slabs_, &opened_}) {
+        auto slab = slabs->upper_bound(at);
+        if (slab != slabs->begin() && at - (--slab)->first < slab->second)
+          return slab->second - (at - slab->first) >= n ? Status{} : invalid(name);
+      }
     }
     if (!vmm_) return invalid(name);
     const Location here{kLocationDevice, ordinal_};
@@ -534,7 +595,7 @@ class Cuda final : public Driver {
   SlotTable<Granule> handles_;
   SlotTable<CudaEvent> events_;
   std::vector<Event> spare_events_;
-  std::map<Addr, Bytes> slabs_;
+  std::multimap<Addr, Bytes> slabs_, opened_;  // ours; of other processes, once for each time it was opened
   HostRanges host_;
   std::set<void*> registered_;  // of host_: pages of ours that CUDA pinned
   Calls calls_;

@@ -43,6 +43,7 @@ constexpr unsigned kAccessReadWrite = 3;
 constexpr unsigned kHostPortable = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kCaptureNone = 0;
+constexpr unsigned kIpcLazyPeerAccess = 1;
 
 struct Location {  // CUmemLocation
   unsigned type = 0;
@@ -60,6 +61,10 @@ struct AllocationProp {  // CUmemAllocationProp
     unsigned short usage = 0;
     unsigned char reserved[4] = {};
   } flags;
+};
+
+struct IpcMemHandle {  // CUipcMemHandle: opaque
+  unsigned char bytes[64] = {};
 };
 
 struct AccessDesc {  // CUmemAccessDesc

@@ -26,6 +26,11 @@ namespace dymem {
   X(memory_info, "cuMemGetInfo_v2", (std::size_t* free, std::size_t* total))                                     \
   X(mem_alloc, "cuMemAlloc_v2", (cuda_abi::DevicePtr * at, std::size_t size))                                    \
   X(mem_free, "cuMemFree_v2", (cuda_abi::DevicePtr at))                                                          \
+  X(mem_range, "cuMemGetAddressRange_v2", (cuda_abi::DevicePtr * base, std::size_t* size, cuda_abi::DevicePtr at)) \
+  X(ipc_get, "cuIpcGetMemHandle", (cuda_abi::IpcMemHandle * handle, cuda_abi::DevicePtr at))                     \
+  X(ipc_open, "cuIpcOpenMemHandle_v2",                                                                           \
+    (cuda_abi::DevicePtr * at, cuda_abi::IpcMemHandle handle, unsigned flags))                                   \
+  X(ipc_close, "cuIpcCloseMemHandle", (cuda_abi::DevicePtr at))                                                  \
   X(copy_to_device, "cuMemcpyHtoD_v2", (cuda_abi::DevicePtr to, const void* from, std::size_t size))             \
   X(copy_to_host, "cuMemcpyDtoH_v2", (void* to, cuda_abi::DevicePtr from, std::size_t size))                     \
   X(copy_to_device_async, "cuMemcpyHtoDAsync_v2",                                                                \
@@ -65,7 +70,9 @@ namespace dymem {
   X(mem_get_access, "cuMemGetAccess",                                                                                  \
     (unsigned long long* flags, const cuda_abi::Location* location, cuda_abi::DevicePtr at))                           \
   X(mem_export, "cuMemExportToShareableHandle",                                                                        \
-    (void* shareable, cuda_abi::Allocation handle, unsigned type, unsigned long long flags))
+    (void* shareable, cuda_abi::Allocation handle, unsigned type, unsigned long long flags))                           \
+  X(mem_import, "cuMemImportFromShareableHandle",                                                                      \
+    (cuda_abi::Allocation * handle, void* shareable, unsigned type))
 
 struct CudaTable {
 #define DYMEM_CUDA_MEMBER(member, symbol, parameters) cuda_abi::Result(*member) parameters = nullptr;

@@ -4,7 +4,7 @@
 //            event query, map, unmap or copy while a capture is under way on any stream it has seen (so streams must
 //            live as long as it does), and notes when the wrapped driver refuses what the contract allows.
 //   faulty   fails the Nth call of those that can (reserve, create, map, set_access, unmap, slab_alloc, event_record,
-//            host_alloc, the copies, synchronize), once or from then on.
+//            host_alloc, the copies, synchronize, exporting and importing), once or from then on.
 #pragma once
 #include <memory>
 #include <string>

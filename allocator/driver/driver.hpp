@@ -16,6 +16,9 @@
 //   D9  copy_to_host() and copy_to_device() run on their stream, after what was enqueued there before, and return at
 //       once. The host range lies in one host_alloc(); the device range is accessible. Neither may go away before the
 //       copy is done. Not during a capture.
+//   D10 import_handle() takes a descriptor that export_handle() gave, in any process, and gives a handle to the same
+//       memory: mapped, unmapped and destroyed like one of create(), but on the exporter's account. Likewise open_slab()
+//       with a ticket that export_slab() wrote; close_slab() takes exactly what it gave.
 // Costs on a real card are in docs/decisions/0001; charged by the emulation (cost_model.hpp).
 // Thread safety: calls may come from any thread; the pool serialises its own.
 #pragma once
@@ -56,6 +59,11 @@ struct DeviceMemory {
   Bytes total = 0;
 };
 
+// Names a slab to other processes, for as long as it exists. On a card the bytes are a CUDA IPC memory handle.
+struct SlabTicket {
+  unsigned char bytes[64] = {};
+};
+
 // What a driver counts of itself since it was made; times are what the calls cost (measured or charged).
 struct DriverCounters {
   std::uint64_t reserve = 0, create = 0, map = 0, set_access = 0, unmap = 0, destroy = 0;  // calls
@@ -87,6 +95,8 @@ class Driver {
   virtual Status unmap(Addr at, Bytes size) = 0;
   // A file descriptor for another process; the caller closes it.
   virtual Status export_handle(Handle handle, int* fd) = 0;
+  // The granule behind such a descriptor (which stays the caller's); `size` is what it was created with.
+  virtual Status import_handle(int fd, Bytes size, Handle* out) = 0;
   // Let `peer` device read and write what is mapped at [at, at+size).
   virtual Status set_peer_access(Addr at, Bytes size, int peer) = 0;
 
@@ -100,6 +110,9 @@ class Driver {
   // --- one plain allocation, for devices without VMM (the contiguous backing)
   virtual Status slab_alloc(Bytes size, Addr* out) = 0;
   virtual Status slab_free(Addr base) = 0;
+  virtual Status export_slab(Addr base, SlabTicket* out) = 0;
+  virtual Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) = 0;  // of another process
+  virtual Status close_slab(Addr base) = 0;  // the caller knows that no work uses it
 
   // --- streams and events
   virtual Status event_create(EventId* out) = 0;

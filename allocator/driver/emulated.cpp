@@ -7,10 +7,14 @@
 // One mutex guards everything.
 #include "driver/emulated.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -39,6 +43,16 @@ Status host_failed(const char* call, int error) {
   return {error == ENOMEM ? Code::out_of_memory : Code::failed, call, error};
 }
 
+// What a ticket of the emulation says: whoever may look into the exporter's descriptors finds the pages there.
+struct PagesElsewhere {
+  char magic[8] = {'d', 'y', 'm', 'e', 'm', 's', 'l', 'b'};
+  std::int64_t process = 0;
+  std::int64_t file = 0;
+  std::uint64_t offset = 0;
+  Bytes size = 0;
+};
+static_assert(sizeof(PagesElsewhere) <= sizeof(SlabTicket));
+
 class Emulated final : public EmulatedDriver {
  public:
   explicit Emulated(const EmulatedOptions& options)
@@ -56,6 +70,9 @@ class Emulated final : public EmulatedDriver {
   void release_pages() {
     for (const auto& [base, size] : ledger_.reservations()) pages_.release(base, size);
     for (const auto& [base, size] : ledger_.slabs()) pages_.release(base, size);
+    for (const auto& [base, size] : ledger_.opened()) pages_.release(base, size);
+    for (const auto& [handle, backing] : backings_)
+      if (backing.file >= 0) close(backing.file);
   }
 
   const char* name() const override { return "emulated"; }
@@ -131,8 +148,10 @@ class Emulated final : public EmulatedDriver {
     const Lock lock(mutex_);
     if (!options_.vmm) return unsupported("map");
     if (ledger_.refuse_map(at, size, handle)) return invalid("map");
-    if (options_.bytes)
-      if (const int error = pages_.map(at, size, backings_.at(handle).offset)) return host_failed("map", error);
+    if (options_.bytes) {
+      const Backing& backing = backings_.at(handle);
+      if (const int error = pages_.map(at, size, backing.offset, backing.file)) return host_failed("map", error);
+    }
     ledger_.map(at, size, handle);
     mappings_max_ = std::max<std::uint64_t>(mappings_max_, ledger_.views().size());
     ++counters_.map;
@@ -170,8 +189,25 @@ class Emulated final : public EmulatedDriver {
     if (!options_.vmm || !options_.bytes) return unsupported("export_handle");
     if (ledger_.refuse_handle(handle)) return invalid("export_handle");
     Backing& backing = backings_.at(handle);
+    if (backing.file >= 0) return unsupported("export_handle");  // as CUDA: only what was created here
     if (const int error = pages_.export_at(backing.offset, fd)) return host_failed("export_handle", error);
     backing.exported = true;
+    return {};
+  }
+
+  Status import_handle(int fd, Bytes size, Handle* out) override {
+    const Lock lock(mutex_);
+    if (!options_.vmm || !options_.bytes) return unsupported("import_handle");
+    if (fd < 0 || ledger_.refuse_size(size)) return invalid("import_handle");
+    Backing backing;
+    backing.size = size;
+    if (const int error = HostPages::adopt(fd, size, &backing.file, &backing.offset))
+      return error == EINVAL || error == ESPIPE || error == EBADF ? invalid("import_handle")
+                                                                  : host_failed("import_handle", error);
+    backings_.emplace(next_handle_, backing);
+    ledger_.add_import(next_handle_, size);
+    charge(cost::map_us(size));
+    *out = next_handle_++;
     return {};
   }
 
@@ -229,7 +265,10 @@ class Emulated final : public EmulatedDriver {
     if (size > free_bytes()) return exhausted("slab_alloc");
     Addr base = 0;
     if (options_.bytes) {
-      if (const int error = pages_.slab(size, &base)) return host_failed("slab_alloc", error);
+      Backing backing;
+      if (const int error = pages_.slab(size, &base, &backing.offset)) return host_failed("slab_alloc", error);
+      backing.size = size;
+      slab_backings_.emplace(base, backing);
     } else if (!(base = addresses_.take(size))) {
       return exhausted("slab_alloc");
     }
@@ -241,11 +280,70 @@ class Emulated final : public EmulatedDriver {
 
   Status slab_free(Addr base) override {
     const Lock lock(mutex_);
-    if (ledger_.refuse_slab_free(base)) return invalid("slab_free");
+    if (ledger_.refuse_slab(base)) return invalid("slab_free");
     const Bytes size = ledger_.slab_size(base);
     give_back_addresses(base, size);
+    if (const auto it = slab_backings_.find(base); it != slab_backings_.end()) {
+      if (!it->second.exported) pages_.destroy(it->second.offset, size);
+      slab_backings_.erase(it);
+    }
     ledger_.remove_slab(base);
     charge(cost::unmap_us(size) + cost::destroy_us(size));
+    return {};
+  }
+
+  Status export_slab(Addr base, SlabTicket* out) override {
+    const Lock lock(mutex_);
+    if (!options_.bytes) return unsupported("export_slab");
+    if (ledger_.refuse_slab(base)) return invalid("export_slab");
+    Backing& backing = slab_backings_.at(base);
+    PagesElsewhere where;
+    where.process = getpid();
+    where.file = pages_.file();
+    where.offset = backing.offset;
+    where.size = backing.size;
+    std::memcpy(out->bytes, &where, sizeof where);
+    backing.exported = true;
+    return {};
+  }
+
+  Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) override {
+    const Lock lock(mutex_);
+    if (!options_.bytes) return unsupported("open_slab");
+    PagesElsewhere where;
+    std::memcpy(&where, ticket.bytes, sizeof where);
+    if (std::memcmp(where.magic, PagesElsewhere().magic, sizeof where.magic) != 0) return invalid("open_slab");
+    const std::string path = "/proc/" + std::to_string(where.process) + "/fd/" + std::to_string(where.file);
+    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) return host_failed("open_slab", errno);
+    int error = lseek(fd, static_cast<off_t>(where.offset), SEEK_SET) < 0 ? errno : 0;
+    Backing backing;
+    Addr base = 0;
+    if (!error) error = HostPages::adopt(fd, where.size, &backing.file, &backing.offset);
+    close(fd);
+    if (error) return host_failed("open_slab", error);
+    error = pages_.reserve(where.size, &base);
+    if (!error) {
+      error = pages_.map(base, where.size, backing.offset, backing.file);
+      if (!error) error = pages_.set_access(base, where.size);
+      if (error) pages_.release(base, where.size);
+    }
+    close(backing.file);
+    if (error) return host_failed("open_slab", error);
+    ledger_.add_opened(base, where.size);
+    charge(cost::map_us(where.size));
+    *out = base;
+    *size = where.size;
+    return {};
+  }
+
+  Status close_slab(Addr base) override {
+    const Lock lock(mutex_);
+    if (ledger_.refuse_slab_close(base)) return invalid("close_slab");
+    const Bytes size = ledger_.opened().at(base);
+    pages_.release(base, size);
+    ledger_.remove_opened(base);
+    charge(cost::unmap_us(size));
     return {};
   }
 
@@ -385,6 +483,7 @@ class Emulated final : public EmulatedDriver {
     std::uint64_t offset = 0;
     Bytes size = 0;
     bool exported = false;
+    int file = -1;  // imported: where the bytes are; -1 = in our own file
   };
 
   // The clock is moved, or real time passes: without the lock, and it may be pushed ahead meanwhile.
@@ -428,7 +527,8 @@ class Emulated final : public EmulatedDriver {
   void drop_backing(Handle handle) {
     const auto it = backings_.find(handle);
     if (it == backings_.end()) return;
-    if (!it->second.exported) pages_.destroy(it->second.offset, it->second.size);
+    if (it->second.file >= 0) close(it->second.file);
+    else if (!it->second.exported) pages_.destroy(it->second.offset, it->second.size);
     backings_.erase(it);
   }
 
@@ -439,7 +539,8 @@ class Emulated final : public EmulatedDriver {
   HostPages pages_;
   HostRanges host_;
   VirtualStreams streams_;
-  std::unordered_map<Handle, Backing> backings_;  // bytes mode only
+  std::unordered_map<Handle, Backing> backings_;  // bytes mode only, as the next
+  std::map<Addr, Backing> slab_backings_;
   Handle next_handle_ = 1;
   Bytes taken_ = 0;
   std::uint64_t mappings_max_ = 0;

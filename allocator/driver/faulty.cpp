@@ -1,5 +1,6 @@
 // Fault injection: the Nth call that can fail does, before it reaches the wrapped driver; so it changes nothing (D8).
-// Counted are reserve, create, map, set_access, unmap, slab_alloc, event_record, host_alloc, the copies and synchronize.
+// Counted are reserve, create, map, set_access, unmap, slab_alloc, event_record, host_alloc, the copies, synchronize, and
+// what sharing with other processes calls: export_handle, import_handle, export_slab, open_slab.
 // Everything else passes through.
 // The counters are behind a mutex; the wrapped call is made without it.
 #include <mutex>
@@ -62,6 +63,23 @@ class Faulty final : public Forwarding<FaultyDriver> {
   Status synchronize() override {
     Status fault;
     return strikes("synchronize", &fault) ? fault : inner_->synchronize();
+  }
+
+  Status export_handle(Handle handle, int* fd) override {
+    Status fault;
+    return strikes("export_handle", &fault) ? fault : inner_->export_handle(handle, fd);
+  }
+  Status import_handle(int fd, Bytes size, Handle* out) override {
+    Status fault;
+    return strikes("import_handle", &fault) ? fault : inner_->import_handle(fd, size, out);
+  }
+  Status export_slab(Addr base, SlabTicket* out) override {
+    Status fault;
+    return strikes("export_slab", &fault) ? fault : inner_->export_slab(base, out);
+  }
+  Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) override {
+    Status fault;
+    return strikes("open_slab", &fault) ? fault : inner_->open_slab(ticket, out, size);
   }
 
   void fail_nth(std::uint64_t nth, FaultKind kind, Code as) override {

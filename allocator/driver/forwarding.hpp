@@ -22,6 +22,7 @@ class Forwarding : public Base {
   Status set_access(Addr at, Bytes size) override { return to_.set_access(at, size); }
   Status unmap(Addr at, Bytes size) override { return to_.unmap(at, size); }
   Status export_handle(Handle handle, int* fd) override { return to_.export_handle(handle, fd); }
+  Status import_handle(int fd, Bytes size, Handle* out) override { return to_.import_handle(fd, size, out); }
   Status set_peer_access(Addr at, Bytes size, int peer) override { return to_.set_peer_access(at, size, peer); }
   Status host_alloc(Bytes size, void** out) override { return to_.host_alloc(size, out); }
   Status host_free(void* base) override { return to_.host_free(base); }
@@ -34,6 +35,11 @@ class Forwarding : public Base {
   Status synchronize() override { return to_.synchronize(); }
   Status slab_alloc(Bytes size, Addr* out) override { return to_.slab_alloc(size, out); }
   Status slab_free(Addr base) override { return to_.slab_free(base); }
+  Status export_slab(Addr base, SlabTicket* out) override { return to_.export_slab(base, out); }
+  Status open_slab(const SlabTicket& ticket, Addr* out, Bytes* size) override {
+    return to_.open_slab(ticket, out, size);
+  }
+  Status close_slab(Addr base) override { return to_.close_slab(base); }
   Status event_create(EventId* out) override { return to_.event_create(out); }
   Status event_destroy(EventId event) override { return to_.event_destroy(event); }
   Status event_record(EventId event, StreamId stream) override { return to_.event_record(event, stream); }

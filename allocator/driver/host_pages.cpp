@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,9 +15,9 @@ namespace {
 void* pointer(Addr at) { return reinterpret_cast<void*>(at); }
 
 // Anonymous addresses of `size` bytes aligned to `unit`, with at least one unit of nothing behind them.
-int mmap_aligned(Bytes size, Bytes unit, int protection, Addr* out) {
+int mmap_aligned(Bytes size, Bytes unit, Addr* out) {
   const Bytes whole = size + 2 * unit;
-  void* got = mmap(nullptr, whole, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* got = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return errno;
   const Addr begin = reinterpret_cast<Addr>(got);
   const Addr base = round_up(begin, unit);
@@ -34,7 +35,7 @@ HostPages::~HostPages() {
   if (file_ >= 0) close(file_);
 }
 
-int HostPages::reserve(Bytes size, Addr* out) { return mmap_aligned(size, granularity_, PROT_NONE, out); }
+int HostPages::reserve(Bytes size, Addr* out) { return mmap_aligned(size, granularity_, out); }
 
 void HostPages::release(Addr base, Bytes size) { munmap(pointer(base), size + granularity_); }
 
@@ -55,8 +56,9 @@ void HostPages::destroy(std::uint64_t offset, Bytes size) {
                   static_cast<off_t>(size));
 }
 
-int HostPages::map(Addr at, Bytes size, std::uint64_t offset) {
-  void* got = mmap(pointer(at), size, PROT_NONE, MAP_SHARED | MAP_FIXED, file_, static_cast<off_t>(offset));
+int HostPages::map(Addr at, Bytes size, std::uint64_t offset, int file) {
+  void* got = mmap(pointer(at), size, PROT_NONE, MAP_SHARED | MAP_FIXED, file < 0 ? file_ : file,
+                   static_cast<off_t>(offset));
   return got == MAP_FAILED ? errno : 0;
 }
 
@@ -84,6 +86,29 @@ int HostPages::export_at(std::uint64_t offset, int* fd) const {
   return 0;
 }
 
-int HostPages::slab(Bytes size, Addr* out) { return mmap_aligned(size, granularity_, PROT_READ | PROT_WRITE, out); }
+int HostPages::adopt(int fd, Bytes size, int* file, std::uint64_t* offset) {
+  struct stat facts = {};
+  if (fstat(fd, &facts) != 0) return errno;
+  const off_t begin = lseek(fd, 0, SEEK_CUR);
+  if (begin < 0) return errno;
+  if (facts.st_size < begin || static_cast<Bytes>(facts.st_size - begin) < size) return EINVAL;
+  *file = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (*file < 0) return errno;
+  *offset = static_cast<std::uint64_t>(begin);
+  return 0;
+}
+
+int HostPages::slab(Bytes size, Addr* out, std::uint64_t* offset) {
+  int error = mmap_aligned(size, granularity_, out);
+  if (error) return error;
+  error = create(size, offset);
+  if (!error) {
+    error = map(*out, size, *offset);
+    if (!error) error = set_access(*out, size);
+    if (error) destroy(*offset, size);
+  }
+  if (error) release(*out, size);
+  return error;
+}
 
 }  // namespace dymem

@@ -20,13 +20,17 @@ class HostPages {
   void release(Addr base, Bytes size);
   int create(Bytes size, std::uint64_t* offset);
   void destroy(std::uint64_t offset, Bytes size);
-  int map(Addr at, Bytes size, std::uint64_t offset);
+  int map(Addr at, Bytes size, std::uint64_t offset, int file = -1);  // -1: our own; else one that adopt() gave
   int set_access(Addr at, Bytes size);
   int unmap(Addr at, Bytes size);
   // A descriptor of its own for the memory file, positioned at `offset`: who receives it learns with lseek() where
   // the granule begins, and maps it from there.
   int export_at(std::uint64_t offset, int* fd) const;
-  int slab(Bytes size, Addr* out);
+  // What lies behind such a descriptor: a duplicate of it for us to close, and where its `size` bytes begin.
+  static int adopt(int fd, Bytes size, int* file, std::uint64_t* offset);
+  // Addresses with accessible pages of their own, and where in the file these are. release() and destroy() undo it.
+  int slab(Bytes size, Addr* out, std::uint64_t* offset);
+  int file() const { return file_; }
 
  private:
   Bytes granularity_;

@@ -80,8 +80,9 @@ const char* Ledger::refuse_run(Addr at, Bytes size) const {
 const char* Ledger::refuse_bytes(Addr at, Bytes n) const {
   if (n == 0) return nullptr;
   if (wraps(at, n)) return "D2: the range wraps around the end of the addresses";
-  if (const auto slab = holding(slabs_, at, same); slab != slabs_.end())
-    return slab->second - (at - slab->first) >= n ? nullptr : "D2: the range leaves its slab";
+  for (const auto* slabs : {&slabs_, &opened_})
+    if (const auto slab = holding(*slabs, at, same); slab != slabs->end())
+      return slab->second - (at - slab->first) >= n ? nullptr : "D2: the range leaves its slab";
   auto it = holding(views_, at, [](const View& view) { return view.size; });
   for (Addr next = at; next < at + n; ++it) {
     if (it == views_.end() || it->first > next) return "D2: a part of the range is not mapped";
@@ -91,8 +92,12 @@ const char* Ledger::refuse_bytes(Addr at, Bytes n) const {
   return nullptr;
 }
 
-const char* Ledger::refuse_slab_free(Addr base) const {
+const char* Ledger::refuse_slab(Addr base) const {
   return slabs_.count(base) ? nullptr : "no slab begins at this address; it was never allocated, or freed already";
+}
+
+const char* Ledger::refuse_slab_close(Addr base) const {
+  return opened_.count(base) ? nullptr : "D10: no slab was opened at this address, or it was closed already";
 }
 
 void Ledger::remove_reservation(Addr base) {
@@ -105,9 +110,13 @@ bool Ledger::destroy(Handle handle) {
   const auto it = granules_.find(handle);
   it->second.destroyed = true;
   if (it->second.views) return false;
-  physical_ -= it->second.size;
-  granules_.erase(it);
+  forget(it);
   return true;
+}
+
+void Ledger::forget(std::unordered_map<Handle, Granule>::iterator granule) {
+  if (!granule->second.imported) physical_ -= granule->second.size;
+  granules_.erase(granule);
 }
 
 void Ledger::map(Addr at, Bytes size, Handle handle) {
@@ -119,8 +128,7 @@ void Ledger::map(Addr at, Bytes size, Handle handle) {
 bool Ledger::drop_view(Handle handle) {
   const auto it = granules_.find(handle);
   if (--it->second.views || !it->second.destroyed) return false;
-  physical_ -= it->second.size;
-  granules_.erase(it);
+  forget(it);
   return true;
 }
 

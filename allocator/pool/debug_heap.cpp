@@ -37,6 +37,13 @@ Status DebugHeap::take(Bytes size, Addr* out) {
   return {};
 }
 
+Addr DebugHeap::mapping(Addr at, Handle* handle, Bytes* size) const {
+  const Mapping& m = mappings_.at(at);
+  *handle = m.handle;
+  *size = m.mapped;
+  return m.base;
+}
+
 void DebugHeap::give(Addr at) {
   auto it = mappings_.find(at);
   DYMEM_CHECK(it != mappings_.end(), "debug heap does not know the address");

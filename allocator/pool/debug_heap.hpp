@@ -18,6 +18,7 @@ class DebugHeap {
   // `size` is a multiple of 512 B. out_of_memory if the device has no more.
   Status take(Bytes size, Addr* out);
   void give(Addr at);  // no work uses the block any more
+  Addr mapping(Addr at, Handle* handle, Bytes* size) const;  // of a block: where it begins, and what is mapped there
   Bytes reserved() const { return reserved_; }
   std::uint64_t mappings() const { return mappings_.size(); }
   std::uint64_t created() const { return created_; }

@@ -10,6 +10,7 @@
 #include "pool/block_map.hpp"
 #include "pool/counters.hpp"
 #include "pool/debug_heap.hpp"
+#include "pool/exports.hpp"
 #include "pool/home.hpp"
 #include "pool/pool.hpp"
 #include "pool/sticky.hpp"
@@ -61,6 +62,11 @@ struct Pool::Impl {
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
+
+  // --- exports.cpp
+  ExportedMemory export_memory(Addr address);
+  Bytes memory_behind(const Block& b, std::vector<Handle>* handles, std::vector<Bytes>* sizes) const;
+  static void refused_export(const Status& status);
 
   // --- relief.cpp: where stitching does not come to rest
   BlockId try_relief(Bytes size, StreamIndex by, bool high);
@@ -114,6 +120,7 @@ struct Pool::Impl {
   Stitcher stitcher;
   Sticky sticky;
   Asleep asleep;
+  Exports exports;
   BlockMap held;                     // address -> block that a caller holds
   std::unique_ptr<DebugHeap> debug;  // config.debug: takes the place of all of the above
 

@@ -167,7 +167,10 @@ void Pool::Impl::free(Addr address) {
            Mobility(b.mobility));
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
-  if (__builtin_expect(b.pins != 0, 0)) pin_granules(b, -int(b.pins));
+  if (__builtin_expect(b.pins != 0, 0)) {
+    exports.remove(id);
+    pin_granules(b, -int(b.pins));
+  }
   if (__builtin_expect(b.uses != 0 || slow_free, 0)) {
     Pending p{id, use, {}, !debug && slow_free && touches_sleep(b)};
     if (b.uses) {
@@ -310,7 +313,8 @@ void Pool::pin(Addr address) {
 void Pool::unpin(Addr address) {
   std::lock_guard lock(impl_->mutex);
   Block& b = held_block(*impl_, address, "unpin");
-  if (b.pins == 0) throw InvalidArgument("dymem: unpin of a block that is not pinned");
+  if (b.pins == impl_->exports.has(impl_->held.find(address)))
+    throw InvalidArgument("dymem: unpin of a block that is not pinned");
   impl_->pin_granules(b, -1);
 }
 
@@ -377,6 +381,7 @@ PoolStats Pool::stats() const {
   s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
   s.inactive_split[kSmall].current = std::int64_t(impl_->home.index(kSmallArena).size());
   s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
+  s.exported_bytes = impl_->exports.bytes();
   s.asleep_bytes = impl_->asleep.dormitory.bytes();
   s.host_bytes = impl_->asleep.stage.bytes();
   s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;

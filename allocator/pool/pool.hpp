@@ -16,6 +16,7 @@
 #include "base/units.hpp"
 #include "driver/driver.hpp"
 #include "pool/config.hpp"
+#include "pool/exported_memory.hpp"
 #include "pool/sleep.hpp"
 #include "pool/stats.hpp"
 
@@ -65,6 +66,14 @@ class Pool {
   // Never moved, stitched or given back from now on: captured, registered, exported or peer-shared memory.
   void pin(Addr address);
   void unpin(Addr address);
+
+  // For other processes: names the memory of a held block and pins it until it is freed. Throws InvalidArgument (not held),
+  // SleepError, Error (this machine cannot share memory).
+  ExportedMemory export_memory(Addr address);
+  // Descriptors of at most `count` of the granules that a token names, from number `first` on; the caller closes them.
+  // Empty if the driver refuses one. false: no such token; the blocks it named were freed.
+  bool export_descriptors(const ExportToken& token, std::size_t first, std::size_t count, std::vector<int>* out);
+  bool capturing() const;  // a graph capture is under way on a stream that the pool knows
 
   // Gives all physical memory back, or that of some tags, and keeps the addresses; and back again. See sleep.hpp.
   SleepReport sleep(const SleepRequest& request = {});

@@ -193,7 +193,8 @@ SleepReport Pool::Impl::sleep(const SleepRequest& request) {
   const std::vector<GranuleId> granules = falling_asleep(request, &report);
   for (GranuleId g : granules)
     if (space.granule(g).pins)
-      throw SleepError("dymem: a pinned block cannot sleep, since others use its physical memory; unpin it first");
+      throw SleepError("dymem: a pinned block cannot sleep, since others use its physical memory; unpin it, or "
+                       "free what was shared with another process, first");
   // 1. Contents to the host: until here nothing has changed.
   std::vector<Asleep::Content> contents = kept_contents(granules, request, &report);
   const auto pinning = std::chrono::steady_clock::now();

@@ -52,6 +52,7 @@ struct PoolStats {
   Stat slab_bytes;                     // contiguous backing: bytes of whole slabs, held of the device
   Bytes asleep_bytes = 0;  // of granules whose memory is the device's while they sleep: not in reserved_bytes
   Bytes host_bytes = 0;    // pinned on the host for contents of sleeping granules, kept from one sleep to the next
+  Bytes exported_bytes = 0;  // of blocks that other processes were given a handle to
   std::uint64_t views = 0;             // mappings that exist now
   std::uint64_t views_max = 0;
   Bytes va_bytes = 0;  // addresses under views now

@@ -66,6 +66,11 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count, cudaStream_t stream,
                           bool p2p_enabled) override;
 
+  // --- other processes (ipc.cpp)
+  native::ShareableHandle shareIpcHandle(void* pointer) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  std::shared_ptr<void> open_shared_on(const std::string& handle, int device);  // getIpcDevPtr(), told where
+
   // --- served later (later.cpp): each raises its sentence, except what asks whether something is on
   native::SnapshotInfo snapshot(c10::MempoolId_t pool_id, bool include_traces = true) override;
   bool isHistoryEnabled() override { return false; }
@@ -73,8 +78,6 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
                      bool clear, const std::vector<std::string>& skip_actions) override;
   void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
   void setUserMetadata(const std::string& metadata) override;
-  native::ShareableHandle shareIpcHandle(void* pointer) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id) override;

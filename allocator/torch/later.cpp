@@ -16,8 +16,6 @@ constexpr const char* kGraphsMeanwhile =
 constexpr const char* kHistory = "memory history and snapshots";
 constexpr const char* kHistoryMeanwhile =
     "install with trace:on and call dymem.save_trace(path), or record under PyTorch's own allocator";
-constexpr const char* kSharing = "CUDA IPC (sharing tensors on the GPU with another process)";
-constexpr const char* kSharingMeanwhile = "send the tensor from the CPU, or share it from a process without dymem";
 
 }  // namespace
 
@@ -41,9 +39,6 @@ void TorchAllocator::attachOomRejectionObserver(torch_compat::OomRejectionObserv
   not_yet("observers of requests rejected by throw_on_cudamalloc_oom",
           "use torch._C._cuda_attach_out_of_memory_observer, which is called for every request that fails");
 }
-
-native::ShareableHandle TorchAllocator::shareIpcHandle(void*) { not_yet(kSharing, kSharingMeanwhile); }
-std::shared_ptr<void> TorchAllocator::getIpcDevPtr(std::string) { not_yet(kSharing, kSharingMeanwhile); }
 
 void TorchAllocator::beginAllocateToPool(c10::DeviceIndex, c10::MempoolId_t, std::function<bool(cudaStream_t)>) {
   not_yet(kGraphs, kGraphsMeanwhile);

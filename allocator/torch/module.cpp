@@ -19,6 +19,10 @@ struct HeldData {
   c10::DataPtr data;
 };
 
+struct ReceivedData {
+  std::shared_ptr<void> base;
+};
+
 std::uintptr_t as_integer(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 void* as_pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
@@ -93,6 +97,21 @@ PYBIND11_MODULE(_torch, m) {
       },
       py::call_guard<py::gil_scoped_release>());
   m.def("raw_delete", [](std::uintptr_t address) { native::raw_delete(as_pointer(address)); });
+  // What a tensor's storage keeps of another process's memory.
+  py::class_<ReceivedData>(m, "Received")
+      .def_property_readonly("address", [](const ReceivedData& r) { return as_integer(r.base.get()); })
+      .def("free", [](ReceivedData& r) { r.base.reset(); }, py::call_guard<py::gil_scoped_release>());
+  m.def("share", [](std::uintptr_t address) {
+    const native::ShareableHandle shared = native::get()->shareIpcHandle(as_pointer(address));
+    return py::make_tuple(py::bytes(shared.handle), shared.offset);
+  });
+  m.def(
+      "receive",  // with the GIL, as PyTorch does
+      [](const std::string& handle, int device) {
+        return device < 0 ? std::make_unique<ReceivedData>(ReceivedData{native::get()->getIpcDevPtr(handle)})
+                          : std::make_unique<ReceivedData>(ReceivedData{torch_allocator().open_shared_on(handle, device)});
+      },
+      py::arg("handle"), py::arg("device") = -1, "device -1: the current one.");
   m.def("raw_deleter", [] { return reinterpret_cast<std::uintptr_t>(native::get()->raw_deleter()); });
   m.def(
       "cache_info",
@@ -130,8 +149,6 @@ PYBIND11_MODULE(_torch, m) {
     else if (name == "recordHistory(off)") a->recordHistory(false, nullptr, 1, native::RecordContext::NEVER, true, {});
     else if (name == "setUserMetadata") a->setUserMetadata("x");
     else if (name == "attachAllocatorTraceTracker") a->attachAllocatorTraceTracker([](const auto&) {});
-    else if (name == "shareIpcHandle") a->shareIpcHandle(nullptr);
-    else if (name == "getIpcDevPtr") a->getIpcDevPtr("x");
     else if (name == "beginAllocateToPool") a->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
     else if (name == "endAllocateToPool") a->endAllocateToPool(0, id);
     else if (name == "createOrIncrefPool") a->createOrIncrefPool(0, id);

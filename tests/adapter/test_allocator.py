@@ -307,8 +307,8 @@ def test_many_threads(script):
 
 LATER = {
     "snapshot": "memory history", "recordHistory": "memory history", "setUserMetadata": "metadata",
-    "attachAllocatorTraceTracker": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "shareIpcHandle": "CUDA IPC",
-    "getIpcDevPtr": "CUDA IPC", "beginAllocateToPool": "torch.cuda.graph", "endAllocateToPool": "torch.cuda.graph",
+    "attachAllocatorTraceTracker": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    "beginAllocateToPool": "torch.cuda.graph", "endAllocateToPool": "torch.cuda.graph",
     "createOrIncrefPool": "torch.cuda.MemPool", "setUseOnOOM": "torch.cuda.MemPool", "setNoSplit": "torch.cuda.MemPool",
     "checkPoolLiveAllocations": "torch.compile", "getCheckpointState": "torch.compile",
     "setCheckpointPoolState": "torch.compile", "attachOomRejectionObserver": "throw_on_cudamalloc_oom",

@@ -37,6 +37,9 @@ SAME(abi::kHostPortable, CU_MEMHOSTALLOC_PORTABLE);
 SAME(abi::kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
 SAME(abi::kCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE);
 
+SAME(abi::kIpcLazyPeerAccess, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+
+SAME(sizeof(abi::IpcMemHandle), sizeof(CUipcMemHandle));
 SAME(sizeof(abi::Device), sizeof(CUdevice));
 SAME(sizeof(abi::DevicePtr), sizeof(CUdeviceptr));
 SAME(sizeof(abi::Allocation), sizeof(CUmemGenericAllocationHandle));
@@ -115,3 +118,8 @@ SHAPE(mem_unmap, cuMemUnmap);
 SHAPE(mem_set_access, cuMemSetAccess);
 SHAPE(mem_get_access, cuMemGetAccess);
 SHAPE(mem_export, cuMemExportToShareableHandle);
+SHAPE(mem_import, cuMemImportFromShareableHandle);
+SHAPE(mem_range, cuMemGetAddressRange);
+SHAPE(ipc_get, cuIpcGetMemHandle);
+SHAPE(ipc_open, cuIpcOpenMemHandle);
+SHAPE(ipc_close, cuIpcCloseMemHandle);

@@ -1,6 +1,8 @@
 """D1 to D8 of allocator/driver/driver.hpp, over every driver. One rule a section; refusals change nothing."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -424,6 +426,135 @@ def test_export_gives_a_descriptor_of_its_own(rig):
     assert code == Code.ok and second != fd
     os.close(fd)
     os.close(second)
+
+
+def export(rig, handle):
+    code, fd = rig.export_handle(handle)
+    if not rig.has_bytes:
+        assert (code, fd) == (Code.unsupported, 0)
+        pytest.skip("accounting only")
+    if code == Code.unsupported:
+        pytest.skip("this device does not export memory as file descriptors")
+    assert code == Code.ok
+    return fd
+
+
+def ok_import(rig, fd, units):
+    code, handle = rig.import_handle(fd, units * rig.unit)
+    os.close(fd)
+    assert code == Code.ok and handle
+    rig.handles.add(handle)
+    return handle
+
+
+def test_an_imported_granule_is_the_same_memory(rig):
+    ours = rig.ok_create(2)
+    theirs = ok_import(rig, export(rig, ours), 2)
+    assert theirs != ours
+    a, b = rig.ok_reserve(2), rig.ok_reserve(4)
+    rig.ok_map(a, ours, 2)
+    rig.ok_map(b + rig.unit, theirs, 2)
+    rig.ok_write(a + 2 * rig.unit - 64, pattern(64, 9))
+    rig.ok_read(b + 3 * rig.unit - 64, pattern(64, 9))
+    rig.ok_write(b + rig.unit, pattern(64, 10))
+    rig.ok_read(a, pattern(64, 10))
+    rig.refuses(rig.map(b, rig.unit, theirs))  # whole, as any other
+    # It outlives what it was exported from, and its own handle.
+    rig.ok_unmap(a, 2)
+    rig.ok_destroy(ours)
+    rig.ok_destroy(theirs)
+    rig.ok_read(b + rig.unit, pattern(64, 10))
+
+
+def test_what_is_imported_is_on_the_exporters_account(rig):
+    ours = rig.ok_create(4)
+    before = rig.memory()[0]
+    theirs = ok_import(rig, export(rig, ours), 4)
+    base = rig.ok_reserve(4)
+    rig.ok_map(base, theirs, 4)
+    if rig.emulated:
+        assert rig.memory()[0] == before
+        assert rig.emulated.physical_in_use() == 4 * rig.unit
+    rig.ok_unmap(base, 4)
+    rig.ok_destroy(theirs)
+    rig.ok_read(rig_mapped(rig, ours, 4), bytes(16))
+
+
+def rig_mapped(rig, handle, units):
+    base = rig.ok_reserve(units)
+    rig.ok_map(base, handle, units)
+    return base
+
+
+def test_import_refuses_what_was_not_exported(rig):
+    fd = export(rig, rig.ok_create(2))
+    for wrong in (0, 1, rig.unit + 4096):
+        code, handle = rig.import_handle(fd, wrong)
+        rig.refuses(code)
+        assert handle == 0
+    os.close(fd)
+    rig.refuses(rig.import_handle(-1, rig.unit)[0])
+    read, write = os.pipe()
+    code, handle = rig.import_handle(read, rig.unit)
+    assert code in (Code.invalid, Code.failed) and handle == 0
+    if rig.kind.startswith("checked"):
+        rig.clear_violations()  # a descriptor of something else is for the driver to find out
+    os.close(read)
+    os.close(write)
+
+
+OTHER_PROCESS = """
+import sys
+from dymem._core import driver as drivers
+kind, what, value, size, n = sys.argv[1:]
+driver = drivers.make_cuda(0) if "cuda" in kind else drivers.make_emulated(vmm=what == "granule")
+if what == "granule":
+    code, handle = driver.import_handle(int(value), int(size))
+    assert code == drivers.Code.ok, code
+    code, base = driver.reserve(int(size))
+    assert driver.map(base, int(size), handle) == driver.set_access(base, int(size)) == drivers.Code.ok
+else:
+    code, base, whole = driver.open_slab(bytes.fromhex(value))
+    assert code == drivers.Code.ok and whole >= int(size), (code, whole)
+code, data = driver.read(base + int(size) - int(n), int(n))
+assert code == drivers.Code.ok, code
+assert driver.write(base, data[::-1]) == drivers.Code.ok
+if what == "slab":
+    assert driver.close_slab(base) == drivers.Code.ok and driver.close_slab(base) == drivers.Code.invalid
+"""
+
+
+def in_another_process(rig, what, value, size, n, fds=()):
+    done = subprocess.run([sys.executable, "-c", OTHER_PROCESS, rig.kind, what, str(value), str(size), str(n)],
+                          pass_fds=fds, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_process_reads_and_writes_what_is_exported(rig):
+    handle = rig.ok_create(2)
+    fd = export(rig, handle)
+    base = rig_mapped(rig, handle, 2)
+    rig.ok_write(base + 2 * rig.unit - 64, pattern(64, 11))
+    in_another_process(rig, "granule", fd, 2 * rig.unit, 64, [fd])
+    os.close(fd)
+    rig.ok_read(base, pattern(64, 11)[::-1])
+
+
+def test_another_process_reads_and_writes_a_slab(rig):
+    code, base = rig.slab_alloc(3 * rig.unit)
+    assert code == Code.ok
+    code, ticket = rig.export_slab(base)
+    if not rig.has_bytes:
+        assert (code, ticket) == (Code.unsupported, b"")
+    else:
+        assert code == Code.ok and len(ticket) == 64
+        rig.ok_write(base + 3 * rig.unit - 64, pattern(64, 12))
+        in_another_process(rig, "slab", ticket.hex(), 3 * rig.unit, 64)
+        rig.ok_read(base, pattern(64, 12)[::-1])
+    assert rig.slab_free(base) == Code.ok
+    if rig.has_bytes:
+        rig.refuses(rig.export_slab(base)[0])
+    rig.refuses(rig.close_slab(base))
 
 
 def test_slab(rig):

@@ -1,5 +1,7 @@
 """Fault injection, and the loop that it is for: call number N fails, and nothing may be lost for any N."""
 
+import os
+
 import pytest
 
 from dymem import errors
@@ -90,6 +92,22 @@ def test_refuses_nonsense(faulty):
     for code in (Code.ok, Code.not_ready, Code.invalid, Code.unsupported):
         with pytest.raises(errors.InvalidArgument, match="out_of_memory or as failed"):
             faulty.fail_nth(1, as_=code)
+
+
+def test_what_shares_with_other_processes_can_fail_too(faulty):
+    unit = faulty.granularity
+    _, handle = faulty.create(unit)
+    _, fd = faulty.export_handle(handle)
+    _, slab = faulty.slab_alloc(unit)
+    _, ticket = faulty.export_slab(slab)
+    calls = [lambda: faulty.export_handle(handle)[0], lambda: faulty.import_handle(fd, unit)[0],
+             lambda: faulty.export_slab(slab)[0], lambda: faulty.open_slab(ticket)[0]]
+    for call in calls:
+        for as_ in (Code.failed, Code.out_of_memory):
+            faulty.fail_nth(1, as_=as_)
+            assert call() == as_
+        assert call() == Code.ok
+    os.close(fd)
 
 
 class Failed(Exception):
