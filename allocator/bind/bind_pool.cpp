@@ -73,6 +73,27 @@ py::dict report_dict(const SleepReport& r) {
   return d;
 }
 
+py::list segment_dicts(const Pool& pool) {
+  std::vector<PoolSegment> segments;
+  {
+    py::gil_scoped_release gil;
+    segments = pool.segments();
+  }
+  py::list out;
+  for (const PoolSegment& s : segments) {
+    py::dict d;
+    py::list blocks;
+    for (const BlockInfo& b : s.blocks) blocks.append(block_dict(b));
+    d["address"] = s.address;
+    d["size"] = s.size;
+    d["small"] = s.small;
+    d["stitched"] = s.stitched;
+    d["blocks"] = std::move(blocks);
+    out.append(std::move(d));
+  }
+  return out;
+}
+
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 }  // namespace
@@ -204,6 +225,8 @@ void bind_pool(py::module_ m) {
              for (const BlockInfo& b : pool.blocks()) blocks.append(block_dict(b));
              return blocks;
            })
+      .def("segments", &segment_dicts, "Every byte once: memory that reads as one piece, with its blocks.")
+      .def("keep_granules", &Pool::keep_granules, WithoutGil(), "Pins every granule, those to come too, for good.")
       .def("audit", &Pool::audit, WithoutGil(), "One sentence per broken invariant; empty = sound.")
       .def(
           "set_recorder", [](Pool& pool, TraceRecorder* recorder) { pool.set_recorder(recorder); },
