@@ -332,6 +332,7 @@ void Pool::pin(Addr address) {
 void Pool::keep_granules() {
   std::lock_guard lock(impl_->mutex);
   impl_->space.keep_granules();
+  impl_->config.alias = false;  // nor are new granules stitched
 }
 
 void Pool::unpin(Addr address) {

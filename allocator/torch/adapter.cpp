@@ -134,7 +134,8 @@ void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream)
 }
 
 void TorchAllocator::out_of_memory(const OutOfMemory& error, int device, StreamId stream) {
-  const OutOfMemoryFigures& f = error.figures;
+  OutOfMemoryFigures f = error.figures;
+  f.private_pools = private_pool_bytes(device);
   history().note_out_of_memory(device, f.requested, f.device_free, stream);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(f.requested), f.live, f.reserved, cuda_device(device));
   std::vector<native::OutOfMemoryObserver> observers;
@@ -148,7 +149,8 @@ void TorchAllocator::out_of_memory(const OutOfMemory& error, int device, StreamI
     torch_compat::call_rejection_observer(observer, device, f.requested, f.live, f.device_total);
   for (const auto& observer : observers)
     observer(device, f.requested, f.limit ? f.limit : f.device_total, f.device_free);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  const std::string sentence = f.private_pools ? out_of_memory_sentence(f) : std::string(error.what());
+  TORCH_CHECK_WITH(OutOfMemoryError, false, sentence);
 }
 
 c10::DataPtr TorchAllocator::allocate_on(size_t size, int device, StreamId stream) {

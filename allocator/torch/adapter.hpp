@@ -107,6 +107,7 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   static void delete_unwatched(void* pointer) noexcept;
   [[noreturn]] void out_of_memory(const OutOfMemory& error, int device, StreamId stream);
   void current_place(int* device, StreamId* stream) const;
+  Bytes private_pool_bytes(int device) const;  // held beside the pool, for graphs and MemPool
 
   const bool emulated_;
   std::mutex observers_mutex_;

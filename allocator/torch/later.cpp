@@ -44,6 +44,8 @@ c10::DataPtr TorchAllocator::allocateWithAddress(size_t, void*) {
   not_yet("allocation at a given address", "let dymem choose the address");
 }
 
+Bytes TorchAllocator::private_pool_bytes(int) const { return 0; }
+
 // No such pool can exist, as none could be made: these run in destructors, which must not throw.
 void TorchAllocator::releasePool(c10::DeviceIndex, c10::MempoolId_t) {}
 int TorchAllocator::getPoolUseCount(c10::DeviceIndex, c10::MempoolId_t) { return 0; }
