@@ -1,5 +1,9 @@
 """What holds of every snapshot, as code that the adapter's tests run in their own processes; see docs/snapshots.md."""
 
+import textwrap
+
+import pytest
+
 RULES = '''
 from torch.cuda import _memory_viz
 
@@ -104,3 +108,13 @@ def actions(snap, device=0, kinds=("alloc", "free_requested", "free_completed"))
 def names(entry):
     return [frame["name"] for frame in entry.get("frames", ())]
 '''
+
+
+@pytest.fixture
+def ruled(script):
+    """Runs code as `script` does, after the rules above; of several parts, each indented as it likes."""
+
+    def run(*code, **options):
+        return script(RULES + "".join(textwrap.dedent(part) for part in code), **options)
+
+    return run

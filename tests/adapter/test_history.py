@@ -2,13 +2,13 @@
 
 import pytest
 
-from snapshot_rules import RULES
+from snapshot_rules import ruled  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.torch
 
 
-def test_entries_follow_what_is_done(script):
-    script(RULES + """
+def test_entries_follow_what_is_done(ruled):
+    ruled("""
         import time
         assert not _torch.is_history_enabled()
         before = _torch.allocate_on(700)
@@ -29,8 +29,8 @@ def test_entries_follow_what_is_done(script):
     """)
 
 
-def test_the_first_granule_of_a_device_is_told(script):
-    script(RULES + """
+def test_the_first_granule_of_a_device_is_told(ruled):
+    ruled("""
         _torch.record_history(True)
         _torch.allocate_on(5000)
         assert [e["action"] for e in snapshot()["device_traces"][0]] == ["segment_map", "alloc", "free_requested",
@@ -56,16 +56,16 @@ def run(context):
 @pytest.mark.parametrize("context, block, alloc, freed", [
     ("all", "maker", "maker", "dropper"), ("alloc", "maker", "maker", "maker"), ("state", "maker", None, None),
     ("", None, None, None)])
-def test_whose_frames_are_kept(script, context, block, alloc, freed):
-    script(RULES + FRAMES + f"""
+def test_whose_frames_are_kept(ruled, context, block, alloc, freed):
+    ruled(FRAMES, f"""
         found = run({context!r})
         for frames, wanted in zip(found, ({block!r}, {alloc!r}, {freed!r}, {freed!r}, {block!r})):
             assert (wanted in (frames or [])) if wanted else not frames, (found, wanted)
     """)
 
 
-def test_switching_off_clears_and_on_again_goes_on(script):
-    script(RULES + FRAMES + """
+def test_switching_off_clears_and_on_again_goes_on(ruled):
+    ruled(FRAMES, """
         kept = run("all")
         _torch.record_history(False)
         assert not _torch.is_history_enabled()
@@ -87,8 +87,8 @@ def test_switching_off_clears_and_on_again_goes_on(script):
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 100])
-def test_the_youngest_entries_are_kept(script, most):
-    script(RULES + f"""
+def test_the_youngest_entries_are_kept(ruled, most):
+    ruled(f"""
         _torch.record_history(True, "all", {most})
         held = [_torch.allocate_on(512 * (n + 1)) for n in range(150)]
         snap = snapshot()
@@ -103,8 +103,8 @@ def test_the_youngest_entries_are_kept(script, most):
     """)
 
 
-def test_actions_can_be_left_out(script):
-    script(RULES + """
+def test_actions_can_be_left_out(ruled):
+    ruled("""
         _torch.record_history(True, skip_actions=["free_requested", "segment_map", "snapshot"])
         data = _torch.allocate_on(5000)
         data.free()
@@ -116,8 +116,8 @@ def test_actions_can_be_left_out(script):
     """)
 
 
-def test_running_out_is_told(script):
-    script(RULES + """
+def test_running_out_is_told(ruled):
+    ruled("""
         _torch.record_history(True)
         heard, held = [], _torch.allocate_on(20 * MiB)
         _torch.attach_out_of_memory_observer(lambda *figures: heard.append((figures, len(snapshot()["device_traces"][0]))))
@@ -131,8 +131,8 @@ def test_running_out_is_told(script):
     """)
 
 
-def test_metadata_and_compile_contexts_are_written_onto_entries(script):
-    script(RULES + """
+def test_metadata_and_compile_contexts_are_written_onto_entries(ruled):
+    ruled("""
         import threading
         _torch.record_history(True)
         def one(n): _torch.allocate_on(n).free()
@@ -157,8 +157,8 @@ def test_metadata_and_compile_contexts_are_written_onto_entries(script):
     """)
 
 
-def test_annotations(script):
-    script(RULES + """
+def test_annotations(ruled):
+    ruled("""
         _torch.record_annotation([("name", "before")])  # history is off: nothing to write onto
         _torch.record_history(True)
         _torch.record_annotation([("name", "step"), ("stage", "START")])
@@ -180,8 +180,8 @@ def test_annotations(script):
     """)
 
 
-def test_frames_that_cannot_be_gathered_fail_nothing(script):
-    script(RULES + """
+def test_frames_that_cannot_be_gathered_fail_nothing(ruled):
+    ruled("""
         _torch.record_history(True, failing=True)
         held = [_torch.allocate_on(5000) for _ in range(3)]
         held.pop().free()
@@ -191,8 +191,8 @@ def test_frames_that_cannot_be_gathered_fail_nothing(script):
     """)
 
 
-def test_trackers_hear_of_everything_without_a_lock(script):
-    script(RULES + """
+def test_trackers_hear_of_everything_without_a_lock(ruled):
+    ruled("""
         first = _torch.allocate_on(3 * MiB)
         heard = []
         def tracker(action, device, address, size):
@@ -213,8 +213,8 @@ def test_trackers_hear_of_everything_without_a_lock(script):
     """)
 
 
-def test_what_a_tracker_registered_stays_where_it_is(script):
-    script(RULES + """
+def test_what_a_tracker_registered_stays_where_it_is(ruled):
+    ruled("""
         early = [_torch.allocate_on(n * MiB) for n in (9, 30, 9, 30, 9)]
         mapped = {}
         def tracker(action, device, address, size):
@@ -233,8 +233,8 @@ def test_what_a_tracker_registered_stays_where_it_is(script):
     """, conf="driver='emulated', emulated_capacity='256MiB'")
 
 
-def test_a_failing_tracker_keeps_no_block_from_anyone(script):
-    run = script(RULES + """
+def test_a_failing_tracker_keeps_no_block_from_anyone(ruled):
+    run = ruled("""
         def tracker(*entry): raise ValueError("not today")
         _torch.attach_trace_tracker(tracker)
         for _ in range(20):
@@ -244,9 +244,9 @@ def test_a_failing_tracker_keeps_no_block_from_anyone(script):
     assert 1 <= run.err.count("trace tracker failed") <= 3 and "not today" in run.err
 
 
-def test_beside_a_trace_of_ours(script, tmp_path):
+def test_beside_a_trace_of_ours(ruled, tmp_path):
     """trace:on and history hear the same pool; switching history on and off leaves the trace whole."""
-    script(RULES + f"""
+    ruled(f"""
         before = _torch.allocate_on(3 * MiB)
         _torch.record_history(True)
         during = [_torch.allocate_on(n * MiB) for n in (1, 2)]
@@ -264,8 +264,8 @@ def test_beside_a_trace_of_ours(script, tmp_path):
     """, conf="driver='emulated', emulated_capacity='64MiB', trace=True")
 
 
-def test_threads(script):
-    script(RULES + """
+def test_threads(ruled):
+    ruled("""
         import threading, random
         failures = []
         def work(seed):
@@ -293,8 +293,8 @@ def test_threads(script):
     """)
 
 
-def test_rejections_are_told_where_the_setting_is_on(script):
-    code = RULES + """
+def test_rejections_are_told_where_the_setting_is_on(ruled):
+    code = """
         if not hasattr(_torch, "attach_rejection_observer"):
             raise SystemExit  # this torch has no such observers
         heard = []
@@ -303,30 +303,5 @@ def test_rejections_are_told_where_the_setting_is_on(script):
         raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(100 * MiB))
         assert heard == ([(0, 100 * MiB, 5 * MiB, 64 * MiB)] if WANTED else []), heard
     """
-    script(code.replace("WANTED", "False"))
-    script(code.replace("WANTED", "True"), PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True")
-
-
-@pytest.mark.parametrize("call", ["create", "map", "set_access", "unmap"])
-def test_a_driver_call_that_fails_is_not_told(script, call):
-    """Only what happened is in the entries: playing back still meets what is there."""
-    script(RULES + f"""
-        import random
-        from dymem.errors import DymemError
-        _torch.record_history(True)
-        _torch.allocate_on(1).free()
-        driver, draw, held = _core.abi.driver(0), random.Random(5), []
-        for step in range(300):
-            if step % 7 == 0:
-                driver.fail_next({call!r})
-            try:
-                if held and draw.random() < 0.5:
-                    held.pop(draw.randrange(len(held))).free()
-                elif draw.random() < 0.1:
-                    dymem.empty_cache()
-                else:
-                    held.append(_torch.allocate_on(draw.choice((900_000, 3 * MiB, 17 * MiB, 31 * MiB))))
-            except (RuntimeError, DymemError):
-                pass
-        check(snapshot())
-    """, conf="driver='emulated', emulated_capacity='160MiB'")
+    ruled(code.replace("WANTED", "False"))
+    ruled(code.replace("WANTED", "True"), PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True")

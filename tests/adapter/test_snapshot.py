@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapshot_rules import RULES
+from snapshot_rules import ruled  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.torch
 
@@ -48,8 +48,8 @@ print(stitched, outs, len(snap["device_traces"][0]))
 
 @pytest.mark.parametrize("conf", ["", ", backing='contiguous'", ", alias=False", ", debug=True"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_every_byte_is_told_once(script, seed, conf):
-    run = script(RULES + RANDOM.replace("SEED", str(seed)).replace("STEPS", "700" if "debug" not in conf else "300"),
+def test_every_byte_is_told_once(ruled, seed, conf):
+    run = ruled(RANDOM.replace("SEED", str(seed)).replace("STEPS", "700" if "debug" not in conf else "300"),
                  conf=f"driver='emulated', emulated_capacity='256MiB'{conf}")
     stitched, outs, entries = map(int, run.out.split())
     assert entries > 500
@@ -58,8 +58,8 @@ def test_every_byte_is_told_once(script, seed, conf):
     assert outs > 0
 
 
-def test_a_stitched_block_is_a_segment_of_its_own(script):
-    script(RULES + """
+def test_a_stitched_block_is_a_segment_of_its_own(ruled):
+    ruled("""
         _torch.record_history(True)
         held = [_torch.allocate_on(n * MiB) for n in (9, 30, 9, 30, 9)]
         held[1].free(), held[3].free()
@@ -89,8 +89,8 @@ def test_a_stitched_block_is_a_segment_of_its_own(script):
     """, conf="driver='emulated', emulated_capacity='256MiB'")
 
 
-def test_pending_blocks_say_so(script):
-    script(RULES + """
+def test_pending_blocks_say_so(ruled):
+    ruled("""
         _torch.record_history(True)
         driver = _core.abi.driver(0)
         data = _torch.allocate_on(3 * MiB, stream=1)
@@ -110,8 +110,8 @@ def test_pending_blocks_say_so(script):
     """)
 
 
-def test_sleeping_blocks_keep_their_place(script):
-    script(RULES + """
+def test_sleeping_blocks_keep_their_place(ruled):
+    ruled("""
         _torch.record_history(True)
         held = [_torch.allocate_on(9 * MiB), _torch.allocate_on(30 * MiB), _torch.allocate_on(700)]
         before = [(s["address"], s["total_size"]) for s in snapshot()["segments"]]
@@ -128,8 +128,8 @@ def test_sleeping_blocks_keep_their_place(script):
     """, conf="driver='emulated', emulated_capacity='256MiB'")
 
 
-def test_before_the_first_allocation_there_is_nothing(script):
-    script(RULES + """
+def test_before_the_first_allocation_there_is_nothing(ruled):
+    ruled("""
         snap = snapshot()
         assert snap["segments"] == [] and not any(snap["device_traces"])
         assert not _core.abi.made(0), "asking makes no pool"
@@ -144,8 +144,8 @@ def test_before_the_first_allocation_there_is_nothing(script):
     """)
 
 
-def test_several_devices(script):
-    script(RULES + """
+def test_several_devices(ruled):
+    ruled("""
         _torch.record_history(True)
         first, second = _torch.allocate_on(3 * MiB, device=0), _torch.allocate_on(5 * MiB, device=1)
         snap = snapshot()
@@ -158,16 +158,16 @@ def test_several_devices(script):
     """, conf="driver='emulated', emulated_capacity='64MiB', emulated_devices=2")
 
 
-def test_a_private_pool_has_none_of_ours(script):
-    script(RULES + """
+def test_a_private_pool_has_none_of_ours(ruled):
+    ruled("""
         held = _torch.allocate_on(3 * MiB)
         assert torch._C._cuda_memorySnapshot((0, 7))["segments"] == []
     """)
 
 
-def test_it_can_be_read_replayed_and_drawn(script, tmp_path):
+def test_it_can_be_read_replayed_and_drawn(ruled, tmp_path):
     """Record under dymem, dump, read with dymem's own reader: the same live peak, and reserved as it was."""
-    script(RULES + f"""
+    ruled(f"""
         import pickle, random
         from pathlib import Path
         from dymem.trace.load import load
@@ -213,9 +213,9 @@ def test_it_can_be_read_replayed_and_drawn(script, tmp_path):
     assert (tmp_path / "own.pickle").exists()
 
 
-def test_snapshots_while_others_allocate(script):
+def test_snapshots_while_others_allocate(ruled):
     """Segments and entries are of one moment, so playing back holds whatever runs beside."""
-    script(RULES + """
+    ruled("""
         import random, threading
         _torch.record_history(True, "alloc", 100_000)
         stop, failures = threading.Event(), []
