@@ -12,10 +12,10 @@ RANDOM = """
 import random
 _torch.record_history(True)
 draw = random.Random(SEED)
-driver = _core.abi.driver(0)
 held, stitched, outs = [], 0, 0
 sizes = [512, 5000, 70_000, 900_000, 2 * MiB + 5, 9 * MiB, 17 * MiB, 31 * MiB, 60 * MiB]
 _torch.allocate_on(1, stream=0).free()
+driver = _core.abi.driver(0)
 for step in range(STEPS):
     act = draw.random()
     if act < 0.5 or not held:
@@ -92,8 +92,8 @@ def test_a_stitched_block_is_a_segment_of_its_own(ruled):
 def test_pending_blocks_say_so(ruled):
     ruled("""
         _torch.record_history(True)
-        driver = _core.abi.driver(0)
         data = _torch.allocate_on(3 * MiB, stream=1)
+        driver = _core.abi.driver(0)
         driver.set_busy_until(2, driver.now() + 3600 * 10**9)
         data.record_stream(2)
         data.free()
