@@ -80,14 +80,11 @@ step(64)
 check_sums(memory._snapshot())
 assert _core.abi.pool(0).audit() == []
 """)
-    import sys
-
     page = python("-m", "torch.cuda._memory_viz", "trace_plot", tmp_path / "snap.pickle", "-o", tmp_path / "plot.html")
     assert page.returncode == 0, page.stderr
     assert (tmp_path / "plot.html").stat().st_size > 10_000
     told = python("-m", "torch.cuda._memory_viz", "stats", tmp_path / "snap.pickle")
     assert told.returncode == 0 and "total_reserved" in told.stdout, told.stderr
-    assert sys.executable
     replayed = python("-m", "dymem", "replay", tmp_path / "snap.pickle")
     assert replayed.returncode == 0, replayed.stderr
 
@@ -152,14 +149,13 @@ def test_summaries_and_statistics(python):
 model, step = model_and_step()
 step(256)
 summary = torch.cuda.memory_summary()
-assert "Allocated memory" in summary and "GPU reserved memory" in summary and "| CUDA OOMs: 0 " in summary
+assert "Allocated memory" in summary and "GPU reserved memory" in summary and "CUDA OOMs: 0" in summary
 assert "Active memory" in torch.cuda.memory_summary(abbreviated=True)
 stats = torch.cuda.memory_stats()
 snap = memory._snapshot()
 check_sums(snap)
 assert sum(s["total_size"] for s in snap["segments"]) == torch.cuda.memory_reserved()
 assert sum(s["allocated_size"] for s in snap["segments"]) == torch.cuda.memory_allocated()
-assert torch.cuda.list_gpu_processes()
 torch.cuda.reset_peak_memory_stats()
 assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
 usage = torch._C._cuda_memorySnapshot(None)["allocator_settings"]
