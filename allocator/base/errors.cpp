@@ -25,22 +25,41 @@ DriverError::DriverError(const char* call_name, int error_code, const std::strin
       call(call_name),
       code(error_code) {}
 
-static std::string out_of_memory_sentence(const OutOfMemoryFigures& f) {
+// What to try, from what weighs most: first what no arrangement could change, then what stands in the way.
+static std::string next_step(const OutOfMemoryFigures& f) {
+  const Bytes occupied = f.live + f.pending, held = f.reserved + f.private_pools;
+  const Bytes others = f.device_total - f.device_free > held ? f.device_total - f.device_free - held : 0;
+  const Bytes idle = f.reserved > occupied ? f.reserved - occupied : 0;
+  if (f.device_total && f.requested > f.device_total)
+    return "The request alone is larger than this GPU: is a shape wrong? Otherwise split it.";
+  if (f.limit && f.requested > f.limit) return "The request alone is larger than the limit: raise it, or split the request.";
+  if (f.private_pools >= f.requested && f.private_pools >= f.live)
+    return "Private pools hold most of it: drop CUDA graphs and MemPools that are no longer used, or capture fewer.";
+  if (f.limit && occupied + f.private_pools + f.requested > f.limit)
+    return "The request does not fit under the limit: raise it, or use a smaller batch or activation checkpointing.";
+  if (f.pending >= f.requested)
+    return "Memory is waiting for work on other streams: synchronize them, or drop record_stream where an event would do.";
+  // A context and its libraries take several hundred MiB on any GPU; more is somebody else.
+  if (f.device_free < f.requested && others >= f.requested && others > f.device_total / 10)
+    return human_bytes(others) + " of the GPU belong to other processes or to libraries: see nvidia-smi, and end what " +
+           "is not needed.";
+  if (idle >= f.requested)
+    return human_bytes(idle) + " of what is reserved are free, but in pieces that could not be joined: leave alias:on, " +
+           "avoid backing:contiguous, and unpin or stop sharing what need not be.";
+  return "Use a smaller batch or activation checkpointing, or free tensors that are no longer needed.";
+}
+
+std::string out_of_memory_sentence(const OutOfMemoryFigures& f) {
   char percent[32];
   std::snprintf(percent, sizeof percent, "%.1f %%", f.overhead * 100);
   std::string s = "CUDA out of memory (dymem). Tried to allocate " + human_bytes(f.requested) + " on GPU " +
                   std::to_string(f.device) + ": live " + human_bytes(f.live) + ", pending " + human_bytes(f.pending) +
-                  ", reserved " + human_bytes(f.reserved) + ", limit " +
+                  ", reserved " + human_bytes(f.reserved) + ", in private pools " +
+                  human_bytes(f.private_pools) + ", limit " +
                   (f.limit ? human_bytes(f.limit) : std::string("none")) + ", largest free block " +
                   human_bytes(f.largest_free) + ", device " + human_bytes(f.device_free) + " free of " +
                   human_bytes(f.device_total) + ", overhead " + percent + ". ";
-  if (f.limit && f.live + f.pending + f.requested > f.limit)
-    s += "The request does not fit under the limit: raise it, or use a smaller batch or activation checkpointing.";
-  else if (f.pending >= f.requested)
-    s +=
-        "Memory is waiting for work on other streams: synchronize them, or drop record_stream where an event would do.";
-  else s += "Use a smaller batch or activation checkpointing, or free tensors that are no longer needed.";
-  return s;
+  return s + next_step(f);
 }
 
 OutOfMemory::OutOfMemory(const OutOfMemoryFigures& f) : Error(out_of_memory_sentence(f)), figures(f) {}

@@ -40,6 +40,7 @@ struct OutOfMemoryFigures {
   Bytes live = 0;          // held by callers
   Bytes pending = 0;       // freed, still needed by work on some stream
   Bytes reserved = 0;      // physical bytes the pool holds
+  Bytes private_pools = 0;  // held beside the pool for CUDA graphs and MemPool; the limit covers both
   Bytes limit = 0;         // bytes the pool may hold; 0 = no limit set
   Bytes largest_free = 0;  // largest block that could be had without growing
   Bytes device_free = 0;   // what the driver says is free on the device
@@ -54,6 +55,9 @@ class OutOfMemory : public Error {
   OutOfMemory(const OutOfMemoryFigures& f, const std::string& sentence) : Error(sentence), figures(f) {}
   OutOfMemoryFigures figures;
 };
+
+// What users see: every figure, and the next step that these figures suggest.
+std::string out_of_memory_sentence(const OutOfMemoryFigures& figures);
 
 // "1.50 GiB", "12.0 MiB", "512 B": for sentences, never for parsing.
 std::string human_bytes(Bytes n);

@@ -26,11 +26,22 @@ struct TraceEvent {
 };
 static_assert(sizeof(TraceEvent) == 40);
 
-// Where a pool reports what it is asked. record() runs under the pool's lock: no calls back, no waiting, no throwing.
+// TraceEvent::block of what was allocated before recording began: only its address is known.
+constexpr std::uint64_t kUnnumbered = ~std::uint64_t{0};
+
+// Where a pool reports what it is asked, and (for who wants to know) where its memory lies. Everything here runs under
+// the pool's lock: no calls back, no waiting, no throwing.
 class EventSink {
  public:
   virtual ~EventSink() = default;
-  virtual void record(const TraceEvent& event) = 0;
+  // `at`: the block's address.
+  virtual void record(const TraceEvent& event, Addr at) = 0;
+  // A block's bytes are free: told after its free_requested in every case, at once or later. `requested`: bytes asked for.
+  virtual void completed(Addr /*at*/, Bytes /*requested*/, StreamId /*stream*/) {}
+  // Memory appears at these addresses (segment_alloc) or no longer does (segment_free). `lent`: it is not the device's
+  // doing: free memory goes to a stitched block's addresses, or comes back to its own. Each byte is told of at one
+  // address at a time, so what has appeared and not gone again adds up to reserved (and sleeping) bytes.
+  virtual void segment(TraceKind /*kind*/, Addr /*at*/, Bytes /*size*/, bool /*lent*/) {}
 };
 
 }  // namespace dymem

@@ -8,6 +8,10 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bind/bind.hpp"
 #include "bind/convert.hpp"
@@ -75,6 +79,53 @@ py::dict report_dict(const SleepReport& r) {
   return d;
 }
 
+py::list segment_dicts(const Pool& pool) {
+  std::vector<PoolSegment> segments;
+  {
+    py::gil_scoped_release gil;
+    segments = pool.segments();
+  }
+  py::list out;
+  for (const PoolSegment& s : segments) {
+    py::dict d;
+    py::list blocks;
+    for (const BlockInfo& b : s.blocks) blocks.append(block_dict(b));
+    d["address"] = s.address;
+    d["size"] = s.size;
+    d["small"] = s.small;
+    d["stitched"] = s.stitched;
+    d["blocks"] = std::move(blocks);
+    out.append(std::move(d));
+  }
+  return out;
+}
+
+// Writes down all that a pool tells, for tests.
+class EventLog : public EventSink {
+ public:
+  void record(const TraceEvent& event, Addr at) override {
+    if (event.kind == TraceKind::alloc) add("alloc", at, event.size);
+    else if (event.kind == TraceKind::free_requested) add("free_requested", at, event.size);
+  }
+  void completed(Addr at, Bytes requested, StreamId) override { add("free_completed", at, requested); }
+  void segment(TraceKind kind, Addr at, Bytes size, bool lent) override {
+    const bool comes = kind == TraceKind::segment_alloc;
+    add(comes ? (lent ? "lent_map" : "map") : (lent ? "lent_unmap" : "unmap"), at, size);
+  }
+  std::vector<std::tuple<const char*, Addr, Bytes>> take() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  void add(const char* what, Addr at, Bytes size) {
+    std::lock_guard lock(mutex_);
+    events_.emplace_back(what, at, size);
+  }
+  std::mutex mutex_;
+  std::vector<std::tuple<const char*, Addr, Bytes>> events_;
+};
+
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
 }  // namespace
@@ -84,6 +135,9 @@ void bind_pool(py::module_ m) {
   m.def(
       "set_current_tag", [](const py::object& tag) { return set_current_tag(Tag(to_u64(tag, "tag"))); }, py::arg("tag"),
       "Blocks handed to this thread carry it from now on (0: untagged); returns what it was.");
+  py::class_<EventLog>(m, "EventLog", "All that a pool tells, in order: (what, address, bytes).")
+      .def(py::init<>())
+      .def("take", &EventLog::take, "What was told since the last take().");
   py::class_<Pool>(m, "Pool", "The pool of one device: blocks, limit, statistics, audit.")
       .def(py::init([](Driver& driver, const py::kwargs& options) {
              return std::make_unique<Pool>(driver, pool_config(options));
@@ -235,7 +289,15 @@ void bind_pool(py::module_ m) {
              for (const BlockInfo& b : pool.blocks()) blocks.append(block_dict(b));
              return blocks;
            })
+      .def("segments", &segment_dicts, "Every byte once: memory that reads as one piece, with its blocks.")
+      .def("keep_granules", &Pool::keep_granules, WithoutGil(), "Pins every granule, those to come too, for good.")
       .def("audit", &Pool::audit, WithoutGil(), "One sentence per broken invariant; empty = sound.")
+      .def(
+          "set_log", [](Pool& pool, EventLog* log) { pool.set_recorder(log); }, py::arg("log").none(true),
+          py::keep_alive<1, 2>(), WithoutGil(), "Tells an EventLog, in place of a recorder; None: no more.")
+      .def(
+          "replace_log", [](Pool& pool, EventLog* from, EventLog* to) { return pool.replace_recorder(from, to); },
+          py::arg("from_"), py::arg("to"), py::keep_alive<1, 3>(), WithoutGil())
       .def(
           "set_recorder", [](Pool& pool, TraceRecorder* recorder) { pool.set_recorder(recorder); },
           py::arg("recorder").none(true), py::keep_alive<1, 2>(), WithoutGil(),

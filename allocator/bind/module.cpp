@@ -6,6 +6,8 @@
 // attributes. Anything else that is thrown falls through to pybind11's own rules.
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+
 #include "base/errors.hpp"
 #include "bind/bind.hpp"
 
@@ -20,6 +22,7 @@ py::dict figures_dict(const OutOfMemoryFigures& f) {
   d["live"] = f.live;
   d["pending"] = f.pending;
   d["reserved"] = f.reserved;
+  d["private_pools"] = f.private_pools;
   d["limit"] = f.limit;
   d["largest_free"] = f.largest_free;
   d["device_free"] = f.device_free;
@@ -27,6 +30,21 @@ py::dict figures_dict(const OutOfMemoryFigures& f) {
   d["device"] = f.device;
   d["overhead"] = f.overhead;
   return d;
+}
+
+std::string sentence_of(const py::kwargs& given) {
+  OutOfMemoryFigures f;
+  const std::pair<const char*, Bytes*> fields[] = {
+      {"requested", &f.requested},       {"live", &f.live},   {"pending", &f.pending},
+      {"reserved", &f.reserved},         {"limit", &f.limit}, {"private_pools", &f.private_pools},
+      {"largest_free", &f.largest_free}, {"device_free", &f.device_free}, {"device_total", &f.device_total}};
+  for (const auto& [name, value] : given) {
+    const auto* field = std::find_if(std::begin(fields), std::end(fields),
+                                     [&](auto& known) { return py::cast<std::string>(name) == known.first; });
+    if (field == std::end(fields)) throw py::key_error(py::cast<std::string>(name));
+    *field->second = py::cast<Bytes>(value);
+  }
+  return out_of_memory_sentence(f);
 }
 
 void raise(const char* name, const py::tuple& arguments) {
@@ -59,6 +77,7 @@ void translate(std::exception_ptr thrown) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ core of dymem: pool, drivers, traces and replay.";
   py::register_exception_translator(&dymem::translate);
+  m.def("out_of_memory_sentence", &dymem::sentence_of, "What users see of figures (bytes) given by name.");
   dymem::bind_driver(m.def_submodule("driver", "Devices: the CUDA driver, the emulation, and their decorators."));
   dymem::bind_pool(m.def_submodule("pool", "The pool itself, on any driver."));
   dymem::bind_trace(m.def_submodule("trace", "dymem's own trace format."), m);

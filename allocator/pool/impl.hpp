@@ -43,7 +43,9 @@ struct Pool::Impl {
   void complete_pending();  // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
   void count_reserved();  // after granules were made or given back
-  void record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility);
+  void record(TraceKind kind, const Block& b, Bytes size, StreamId stream);
+  void record_completed(const Block& b);            // its bytes are about to become free
+  void record_lending(const Block& b, bool begins);  // stitched blocks: of the memory behind it
 
   // --- slow_path.cpp
   BlockId place_slow(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);

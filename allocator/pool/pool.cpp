@@ -109,8 +109,9 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   counters.up(part(size), size, bytes);
   Addr at = b.at;
   if (recorder) {
-    b.trace_number = recorded + 1;
-    record(TraceKind::alloc, recorded++, bytes, stream, mobility);
+    b.trace_number = ++recorded;
+    record_lending(b, true);
+    record(TraceKind::alloc, b, bytes, stream);
   }
   return at;
 }
@@ -145,6 +146,10 @@ void Pool::Impl::pin_granules(Block& b, int by) {
 void Pool::Impl::release(BlockId id, LastUse use) {
   const Block& b = home.block(id);
   if (debug) {
+    if (recorder) {
+      const Bytes mapped = round_up(b.size, kGranuleUnit);
+      recorder->segment(TraceKind::segment_free, b.at + b.size - mapped, mapped, false);
+    }
     debug->give(b.at);
     home.blocks().drop(id);
     count_reserved();
@@ -162,9 +167,6 @@ void Pool::Impl::free(Addr address) {
                           ", which is not a block that is held: freed twice, or from another allocator");
   Block& b = home.block(id);
   Bytes size = b.size;
-  if (recorder && b.trace_number)
-    record(TraceKind::free_requested, b.trace_number - 1, b.requested(), streams.id(b.last_use.stream),
-           Mobility(b.mobility));
   LastUse use = streams.now(b.last_use.stream);
   streams.note_free(use.stream, size);
   if (__builtin_expect(b.pins != 0, 0)) {
@@ -186,6 +188,7 @@ void Pool::Impl::free(Addr address) {
     if (!p.waits.empty() || p.asleep) {
       counters.pend(part(size), size);
       counters.down(part(size), size, b.requested());
+      if (recorder) record(TraceKind::free_requested, b, b.requested(), streams.id(b.last_use.stream));
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
       pending.push_back(std::move(p));
       if (debug) finish_guarded(use);
@@ -193,6 +196,10 @@ void Pool::Impl::free(Addr address) {
     }
   }
   counters.down(part(size), size, b.requested());
+  if (recorder) {
+    record(TraceKind::free_requested, b, b.requested(), streams.id(b.last_use.stream));
+    record_completed(b);
+  }
   release(id, use);
 }
 
@@ -227,23 +234,39 @@ void Pool::Impl::complete_pending() {
   pending.erase(kept, pending.end());
   for (auto& [id, own] : done) {
     Bytes size = home.block(id).size;
-    if (recorder && home.block(id).trace_number)
-      record(TraceKind::free_completed, home.block(id).trace_number - 1, size,
-             streams.id(home.block(id).last_use.stream), Mobility::untagged);
+    if (recorder) {
+      const Block& b = home.block(id);
+      record(TraceKind::free_completed, b, size, streams.id(b.last_use.stream));
+      record_completed(b);
+    }
     counters.unpend(part(size), size);
     release(id, own);
   }
 }
 
-void Pool::Impl::record(TraceKind kind, std::uint64_t block, Bytes size, StreamId stream, Mobility mobility) {
+void Pool::Impl::record(TraceKind kind, const Block& b, Bytes size, StreamId stream) {
   TraceEvent e;
   e.time_ns = driver.now() - recorded_from;
-  e.block = block;
+  e.block = b.trace_number - 1;
   e.size = size;
   e.stream = stream;
   e.kind = kind;
-  e.mobility = std::uint8_t(mobility);
-  recorder->record(e);
+  e.mobility = kind == TraceKind::free_completed ? 0 : b.mobility;
+  recorder->record(e, b.at);
+}
+
+void Pool::Impl::record_completed(const Block& b) {
+  recorder->completed(b.at, b.requested(), streams.id(b.last_use.stream));
+  record_lending(b, false);
+}
+
+void Pool::Impl::record_lending(const Block& b, bool begins) {
+  if (b.kind != BlockKind::stitched && b.kind != BlockKind::stitched_pending) return;
+  if (!begins) recorder->segment(TraceKind::segment_free, b.at, b.size, true);
+  for (BlockId p = b.next_piece; p != kNoBlock; p = home.block(p).next_piece)
+    recorder->segment(begins ? TraceKind::segment_free : TraceKind::segment_alloc, home.block(p).at, home.block(p).size,
+                      true);
+  if (begins) recorder->segment(TraceKind::segment_alloc, b.at, b.size, true);
 }
 
 // ---------------------------------------------------------------------------------------------------- the facade
@@ -251,6 +274,7 @@ void Pool::Impl::record(TraceKind kind, std::uint64_t block, Bytes size, StreamI
 Pool::Pool(Driver& driver, const PoolConfig& config) : impl_(std::make_unique<Impl>(driver, config)) {}
 
 Pool::~Pool() {
+  impl_->space.tell(nullptr);  // the recorder is not ours, and perhaps gone already
   // Whoever destroys a pool has finished with its memory; the driver may still have work under way.
   try {
     impl_->settle_copies();
@@ -282,8 +306,7 @@ void Pool::record_stream(Addr address, StreamId stream) {
   Impl& p = *impl_;
   Block& b = held_block(p, address, "record_stream");
   StreamIndex s = p.streams.index(stream);
-  if (p.recorder && b.trace_number)
-    p.record(TraceKind::record_stream, b.trace_number - 1, b.requested(), stream, Mobility(b.mobility));
+  if (p.recorder) p.record(TraceKind::record_stream, b, b.requested(), stream);
   if (s == b.last_use.stream) return;
   if (!b.uses) {
     if (p.spare_uses.empty()) {
@@ -308,6 +331,12 @@ void Pool::pin(Addr address) {
   Block& b = held_block(*impl_, address, "pin");
   if (b.pins == 255) throw InvalidArgument("dymem: a block is pinned at most 255 times");
   impl_->pin_granules(b, 1);
+}
+
+void Pool::keep_granules() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->space.keep_granules();
+  impl_->config.alias = false;  // nor are new granules stitched
 }
 
 void Pool::unpin(Addr address) {
@@ -418,12 +447,19 @@ void Pool::reset_accumulated_stats() {
 
 void Pool::set_recorder(EventSink* recorder) {
   std::lock_guard lock(impl_->mutex);
-  impl_->recorder = recorder;
+  impl_->space.tell(impl_->recorder = recorder);
   impl_->recorded = 0;
   // Of held blocks only: in a free one the same bytes say how large its run is.
   for (BlockId id = 0; id < impl_->home.blocks().capacity(); id++)
     if (Block& b = impl_->home.block(id); !b.is_free()) b.trace_number = 0;
   impl_->recorded_from = recorder ? impl_->driver.now() : 0;
+}
+
+bool Pool::replace_recorder(EventSink* from, EventSink* to) {
+  std::lock_guard lock(impl_->mutex);
+  if (!from || !to || impl_->recorder != from) return false;
+  impl_->space.tell(impl_->recorder = to);
+  return true;
 }
 
 Driver& Pool::driver() { return impl_->driver; }

@@ -42,6 +42,16 @@ struct BlockInfo {
   bool stitched = false;  // its address is an alias
 };
 
+// Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
+// sees memory at second addresses, it is in that block's segment and not at home.
+struct PoolSegment {
+  Addr address = 0;
+  Bytes size = 0;
+  bool small = false;     // of the arena for blocks up to 512 KiB
+  bool stitched = false;  // one stitched block
+  std::vector<BlockInfo> blocks;  // neighbouring free ones are told as one; what hides in sleeping granules is free
+};
+
 // Called when the device or the limit has nothing left, before failing; returns bytes it set free (0 = give up).
 using ReclaimCallback = std::function<Bytes(Bytes wanted)>;
 
@@ -66,6 +76,8 @@ class Pool {
   // Never moved, stitched or given back from now on: captured, registered, exported or peer-shared memory.
   void pin(Addr address);
   void unpin(Addr address);
+  // As if every granule, those to come too, held a pinned block for good: for who registers memory by segment.
+  void keep_granules();
 
   // For other processes: names the memory of a held block and pins it until it is freed. Throws InvalidArgument (not held),
   // SleepError, Error (this machine cannot share memory).
@@ -96,11 +108,16 @@ class Pool {
 
   // Every block, by address (held ones at the address the caller has).
   std::vector<BlockInfo> blocks() const;
+  // Every byte once, by address; their sizes add up to reserved and sleeping bytes. `meanwhile` runs under the pool's lock,
+  // and may do what an EventSink may, so that what it reads is of the same moment.
+  std::vector<PoolSegment> segments(const std::function<void()>& meanwhile = {}) const;
   // Recounts everything from the blocks; returns one sentence per broken invariant, naming it. Empty = sound.
   std::vector<std::string> audit() const;
 
-  // Reports every call from now on: not owned; nullptr = off.
+  // Reports every call from now on, numbering blocks from 0: not owned; nullptr = off.
   void set_recorder(EventSink* recorder);
+  // Puts `to` in the place of `from`, and numbering goes on; false (nothing done) if `from` does not record here.
+  bool replace_recorder(EventSink* from, EventSink* to);
 
   Driver& driver();
   const PoolConfig& config() const;

@@ -284,6 +284,7 @@ BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
       b.at = at;
       b.size = size;
       b.kind = BlockKind::live;
+      if (recorder) recorder->segment(TraceKind::segment_alloc, at + size - mapped, mapped, false);
       count_reserved();
       return id;
     }

@@ -195,6 +195,7 @@ void Dormitory::give_up_views(GranuleId id) {
 
 void Dormitory::forget(GranuleId id) {
   Granule& g = space_.granule(id);
+  space_.told(TraceKind::segment_free, g.home, g.size);
   mark(id, false);
   unmapped_.erase(g.home);
   space_.set_slots(g.home, g.size, 0);

@@ -85,14 +85,23 @@ void Space::set_slots(Addr at, Bytes size, std::uint32_t value) {
 }
 
 GranuleId Space::make_granule() {
+  GranuleId id = GranuleId(granules_.size());
   if (spare_granules_.empty()) {
     granules_.emplace_back();
-    return GranuleId(granules_.size() - 1);
+  } else {
+    id = spare_granules_.back();
+    spare_granules_.pop_back();
+    granules_[id] = Granule{};
   }
-  GranuleId id = spare_granules_.back();
-  spare_granules_.pop_back();
-  granules_[id] = Granule{};
+  granules_[id].pins = keep_;
   return id;
+}
+
+void Space::keep_granules() {
+  if (keep_) return;
+  keep_ = true;
+  for (Granule& g : granules_)
+    if (g.home) g.pins++;
 }
 
 Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<GranuleId>* out) {
@@ -132,6 +141,7 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
     created_++;
     count_home(g, 1);
     count_view(sizes[i]);
+    told(TraceKind::segment_alloc, g.home, g.size);
     if (out) out->push_back(id);
   }
   return {};
@@ -139,6 +149,7 @@ Status Space::add_home(Addr at, const std::vector<Bytes>& sizes, std::vector<Gra
 
 void Space::forget(GranuleId id) {
   Granule& g = granules_[id];
+  told(TraceKind::segment_free, g.home, g.size);
   count_home(g, -1);
   set_slots(g.home, g.size, 0);
   reserved_ -= g.size;
@@ -187,6 +198,8 @@ Status Space::move_home(GranuleId id, Addr at) {
     leftovers_.unmap(at, g.size);
     return s;
   }
+  told(TraceKind::segment_free, g.home, g.size);
+  told(TraceKind::segment_alloc, at, g.size);
   set_slots(g.home, g.size, 0);
   count_home(g, -1);
   g.home = at;
@@ -208,6 +221,7 @@ void Space::raise(std::size_t i, Bytes bytes, std::vector<GranuleId>* fresh) {
   Slab& slab = slabs_[i];
   DYMEM_CHECK(bytes <= slab.room(), "a slab's mark cannot rise past its end");
   reserved_ += bytes;
+  told(TraceKind::segment_alloc, slab.end(), bytes);
   while (bytes) {
     if (slab.mark % kCell == 0) {
       GranuleId id = make_granule();
@@ -223,10 +237,12 @@ void Space::raise(std::size_t i, Bytes bytes, std::vector<GranuleId>* fresh) {
 }
 
 Status Space::give_back_slab(std::size_t i) {
+  const Addr base = slabs_[i].base;
   const Bytes size = slabs_[i].size, mark = slabs_[i].mark;
   const std::vector<GranuleId> cells = slabs_[i].cells;
   Status s = slabs_.give_back(i);
   if (!s.ok()) return s;
+  if (mark) told(TraceKind::segment_free, base, mark);
   for (GranuleId id : cells) {
     granules_[id] = Granule{};
     spare_granules_.push_back(id);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/backing.hpp"
+#include "base/event.hpp"
 #include "driver/driver.hpp"
 #include "space/address_ranges.hpp"
 #include "space/leftovers.hpp"
@@ -106,6 +107,11 @@ class Space {
   std::uint64_t created() const { return created_; }
   std::uint64_t destroyed() const { return destroyed_; }
   bool owns(Addr at) const;
+  // Reports where granules (contiguous backing: bytes below marks) come and go; nullptr = nobody. A granule that sleeps
+  // stays where it is.
+  void tell(EventSink* sink) { sink_ = sink; }
+  // Pins every granule, those to come too, for good.
+  void keep_granules();
   // Retries what a rollback could not undo; ok when nothing is left.
   Status sweep() { return leftovers_.empty() ? Status{} : leftovers_.sweep(); }
 
@@ -121,8 +127,13 @@ class Space {
   void uncount_view(Bytes size);
   void set_slots(Addr at, Bytes size, std::uint32_t value);
   void forget(GranuleId id);
+  void told(TraceKind kind, Addr at, Bytes size) const {
+    if (sink_) sink_->segment(kind, at, size, false);
+  }
 
   Driver& driver_;
+  EventSink* sink_ = nullptr;
+  bool keep_ = false;  // keep_granules()
   Bytes unit_;
   Addr base_ = 0;  // of the home reservation
   Bytes home_size_ = 0;

@@ -15,6 +15,7 @@
 
 #include "abi/entry.hpp"
 #include "abi/peer_driver.hpp"
+#include "torch/history.hpp"
 
 namespace dymem {
 namespace {
@@ -99,6 +100,20 @@ void TorchAllocator::current_place(int* device, StreamId* stream) const {
 
 void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
   if (size == 0) return nullptr;
+  return history_watches() ? malloc_watched(size, device, stream) : malloc_unwatched(size, device, stream);
+}
+
+void* TorchAllocator::malloc_watched(size_t size, int device, StreamId stream) {
+  try {
+    if (!pool_if_made(device)) (void)pool(device);  // so that history hears of its first granules
+  } catch (const Error&) {
+    // malloc_unwatched() meets it again, and says so
+  }
+  History::Call call(history(), device, History::Doing::allocate);
+  return malloc_unwatched(size, device, stream);
+}
+
+void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream) {
   try {
     Pool* made = pool_if_made(device);
     if (__builtin_expect(!made, 0)) made = &pool(device);
@@ -109,7 +124,7 @@ void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
       report_to_profiler(pointer, static_cast<std::int64_t>(block_size(size)), device, *made);
     return pointer;
   } catch (const OutOfMemory& error) {
-    out_of_memory(error, device);
+    out_of_memory(error, device, stream);
   } catch (const InvalidArgument& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, size < kRequestMax, error.what());  // absurd sizes: what scripts catch
     raise(error.what());
@@ -118,17 +133,24 @@ void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
   }
 }
 
-void TorchAllocator::out_of_memory(const OutOfMemory& error, int device) {
-  const OutOfMemoryFigures& f = error.figures;
+void TorchAllocator::out_of_memory(const OutOfMemory& error, int device, StreamId stream) {
+  OutOfMemoryFigures f = error.figures;
+  f.private_pools = private_pool_bytes(device);
+  history().note_out_of_memory(device, f.requested, f.device_free, stream);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(f.requested), f.live, f.reserved, cuda_device(device));
   std::vector<native::OutOfMemoryObserver> observers;
+  std::vector<torch_compat::OomRejectionObserver> rejection_observers;
   {
     std::lock_guard lock(observers_mutex_);
     observers = observers_;
+    if (torch_compat::throw_on_oom()) rejection_observers = rejection_observers_;
   }
+  for (const auto& observer : rejection_observers)
+    torch_compat::call_rejection_observer(observer, device, f.requested, f.live, f.device_total);
   for (const auto& observer : observers)
     observer(device, f.requested, f.limit ? f.limit : f.device_total, f.device_free);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+  const std::string sentence = f.private_pools ? out_of_memory_sentence(f) : std::string(error.what());
+  TORCH_CHECK_WITH(OutOfMemoryError, false, sentence);
 }
 
 c10::DataPtr TorchAllocator::allocate_on(size_t size, int device, StreamId stream) {
@@ -161,6 +183,12 @@ void* TorchAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
 
 void TorchAllocator::delete_block(void* pointer) noexcept {
   if (!pointer) return;
+  if (!history_watches()) return delete_unwatched(pointer);
+  History::Call call(history(), -1, History::Doing::free);
+  delete_unwatched(pointer);
+}
+
+void TorchAllocator::delete_unwatched(void* pointer) noexcept {
   const Addr address = to_addr(pointer);
   bool profiled = false;
   BlockInfo block;
@@ -242,7 +270,10 @@ void TorchAllocator::emptyCache(c10::MempoolId_t pool_id) {
   trim_all();
 }
 
-void TorchAllocator::init(int) { initialized_ = true; }
+void TorchAllocator::init(int device_count) {
+  device_count_ = device_count;
+  initialized_ = true;
+}
 
 void TorchAllocator::enable(bool value) {
   TORCH_CHECK(value, "dymem cannot be switched off once it is installed: start the process without dymem.install().");

@@ -5,7 +5,8 @@
 //
 //   T1  No call of the CUDA runtime before torch itself makes one: installing touches nothing. On the emulated driver
 //       none is ever made; allocations then go to device 0, stream 0, or where the test binding says.
-//   T2  allocate() adds to the pool: the current device, the current stream, two predictable branches. No map, no lock.
+//   T2  allocate() adds to the pool: the current device, the current stream, three predictable branches (a trace of the
+//       GPU, the profiler, memory history). No map, no lock.
 //   T3  delete_block() never throws, is the one deleter of every DataPtr handed out, and its address is stable.
 //   T4  Exhaustion is c10::OutOfMemoryError with the pool's sentence; observers run first, without any lock of ours.
 //   T5  What is not served raises one sentence that names the feature and a way on; nothing is ignored silently.
@@ -59,7 +60,23 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   void resetAccumulatedStats(c10::DeviceIndex device) override;
   void resetPeakStats(c10::DeviceIndex device) override;
   void attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) override;
+  // Called, beside the former, for each request that fails while throw_on_cudamalloc_oom is set.
   void attachOomRejectionObserver(torch_compat::OomRejectionObserver observer);
+
+  // --- memory history and snapshots (snapshot.cpp; how: history.hpp)
+  native::SnapshotInfo snapshot(c10::MempoolId_t pool_id, bool include_traces = true) override;
+  bool isHistoryEnabled() override;
+  void recordHistory(bool enabled, native::CreateContextFn context, size_t entries_max, native::RecordContext when,
+                     bool clear, const std::vector<std::string>& skip_actions) override;
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* pointer);
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override;
+  void pushCompileContext(std::string& text) override;
+  void popCompileContext() override;
+  bool supportsUserMetadata() { return true; }
+  void setUserMetadata(const std::string& metadata) override;
+  std::string getUserMetadata() override;
+  void annotateMemory(const void* pointer, const std::string& metadata);
+  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
 
   // --- several devices
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex accessed) override;
@@ -72,12 +89,6 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   std::shared_ptr<void> open_shared_on(const std::string& handle, int device);  // getIpcDevPtr(), told where
 
   // --- served later (later.cpp): each raises its sentence, except what asks whether something is on
-  native::SnapshotInfo snapshot(c10::MempoolId_t pool_id, bool include_traces = true) override;
-  bool isHistoryEnabled() override { return false; }
-  void recordHistory(bool enabled, native::CreateContextFn context, size_t entries_max, native::RecordContext when,
-                     bool clear, const std::vector<std::string>& skip_actions) override;
-  void attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) override;
-  void setUserMetadata(const std::string& metadata) override;
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id) override;
@@ -94,12 +105,18 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
                                                  std::shared_ptr<native::AllocatorState> state) override;
 
  private:
-  [[noreturn]] void out_of_memory(const OutOfMemory& error, int device);
+  void* malloc_unwatched(size_t size, int device, StreamId stream);
+  void* malloc_watched(size_t size, int device, StreamId stream);
+  static void delete_unwatched(void* pointer) noexcept;
+  [[noreturn]] void out_of_memory(const OutOfMemory& error, int device, StreamId stream);
   void current_place(int* device, StreamId* stream) const;
+  Bytes private_pool_bytes(int device) const;  // held beside the pool, for graphs and MemPool
 
   const bool emulated_;
   std::mutex observers_mutex_;
   std::vector<native::OutOfMemoryObserver> observers_;
+  std::vector<torch_compat::OomRejectionObserver> rejection_observers_;
+  int device_count_ = 0;  // as PyTorch said when it initialised CUDA
 };
 
 // The process's one adapter, made at the first call; `emulated` as configured.

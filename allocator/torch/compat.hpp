@@ -8,8 +8,12 @@
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
+
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace dymem::torch_compat {
 
@@ -31,11 +35,51 @@ Absent oom_rejection_observer(...);
 // torch 2.12 and later: called when throw_on_cudamalloc_oom refuses a request.
 using OomRejectionObserver = decltype(oom_rejection_observer<Base>(0));
 
+template <class Function>
+OomRejectionObserver rejection_observer(Function function) {
+  if constexpr (std::is_constructible_v<OomRejectionObserver, Function>) return OomRejectionObserver(std::move(function));
+  else return {};
+}
+
+template <class Observer>
+void call_rejection_observer(const Observer& observer, std::int64_t device, size_t asked, size_t live, size_t total) {
+  if constexpr (std::is_invocable_v<Observer, std::int64_t, size_t, size_t, size_t>)
+    observer(device, asked, live, total);
+}
+
+// PYTORCH_ALLOC_CONF=throw_on_cudamalloc_oom:True
+template <class Config = c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig>
+bool throw_on_oom() {
+  if constexpr (requires { Config::throw_on_cudamalloc_oom(); }) return Config::throw_on_cudamalloc_oom();
+  else return false;
+}
+
+// The number of the trace action "annotate" (torch 2.12 and later), or -1.
+template <class Entry>
+constexpr int annotate_action() {
+  if constexpr (requires { Entry::ANNOTATE; }) return static_cast<int>(Entry::ANNOTATE);
+  else return -1;
+}
+
+// Is the text of setUserMetadata() the calling thread's, or the current device's as in the first versions that had it?
+template <class Allocator>
+constexpr bool metadata_of_thread() {
+  return requires(Allocator& allocator) { allocator.supportsUserMetadata(); };
+}
+constexpr bool kMetadataOfThread = metadata_of_thread<Base>();
+
+// Fields of AllocatorConfigInfo that came later.
+template <class Info, class Config = c10::CachingAllocator::AcceleratorAllocatorConfig>
+void fill_later_config(Info& info) {
+  if constexpr (requires { info.max_round_threshold; }) {
+    info.max_round_threshold = Config::pinned_max_round_threshold();
+    info.max_cached_size = Config::pinned_max_cached_size();
+  }
+}
+
 // Calls, through torch's own interface, a function that older versions lack; throws std::invalid_argument there.
 template <class Allocator>
 void call_later_function(Allocator& allocator, const std::string& name) {
-  if constexpr (requires { allocator.attachOomRejectionObserver(nullptr); })
-    if (name == "attachOomRejectionObserver") return allocator.attachOomRejectionObserver(nullptr);
   if constexpr (requires { allocator.allocateWithAddress(size_t{1}, nullptr); })
     if (name == "allocateWithAddress") return void(allocator.allocateWithAddress(1, nullptr));
   throw std::invalid_argument("this version of torch has no " + name);

@@ -12,6 +12,9 @@
 namespace py = pybind11;
 
 namespace dymem {
+
+void bind_tools(pybind11::module_& m);  // tools_module.cpp
+
 namespace {
 
 // A c10::DataPtr that Python holds, as a tensor's storage would.
@@ -144,12 +147,7 @@ PYBIND11_MODULE(_torch, m) {
   m.def("call_later", [](const std::string& name) {
     auto* const a = native::get();
     const c10::MempoolId_t id{0, 1};
-    if (name == "snapshot") a->snapshot();
-    else if (name == "recordHistory") a->recordHistory(true, nullptr, 1, native::RecordContext::STATE, false, {});
-    else if (name == "recordHistory(off)") a->recordHistory(false, nullptr, 1, native::RecordContext::NEVER, true, {});
-    else if (name == "setUserMetadata") a->setUserMetadata("x");
-    else if (name == "attachAllocatorTraceTracker") a->attachAllocatorTraceTracker([](const auto&) {});
-    else if (name == "beginAllocateToPool") a->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
+    if (name == "beginAllocateToPool") a->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
     else if (name == "endAllocateToPool") a->endAllocateToPool(0, id);
     else if (name == "createOrIncrefPool") a->createOrIncrefPool(0, id);
     else if (name == "setUseOnOOM") a->setUseOnOOM(0, id, true);
@@ -160,7 +158,7 @@ PYBIND11_MODULE(_torch, m) {
     else if (name == "emptyCache") a->emptyCache(id);
     else torch_compat::call_later_function(*a, name);
   });
-  m.def("is_history_enabled", [] { return native::isHistoryEnabled(); });
+  bind_tools(m);
 }
 
 }  // namespace dymem

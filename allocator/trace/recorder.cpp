@@ -79,7 +79,8 @@ struct TraceRecorder::Impl {
 TraceRecorder::TraceRecorder(std::uint64_t max_events) : impl_(std::make_unique<Impl>(max_events)) {}
 TraceRecorder::~TraceRecorder() = default;
 
-void TraceRecorder::record(const TraceEvent& event) {
+void TraceRecorder::record(const TraceEvent& event, Addr) {
+  if (event.block == kUnnumbered) return;
   Impl& r = *impl_;
   std::lock_guard hold(r.lock);
   if (r.used == r.chunk_events) r.turn_chunk();

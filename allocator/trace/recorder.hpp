@@ -13,7 +13,8 @@ class TraceRecorder : public EventSink {
  public:
   explicit TraceRecorder(std::uint64_t max_events = 4'000'000);
   ~TraceRecorder() override;
-  void record(const TraceEvent& event) override;  // under the pool's lock
+  // Under the pool's lock. Blocks from before the recording are left out.
+  void record(const TraceEvent& event, Addr at = 0) override;
   std::vector<TraceEvent> events() const;         // oldest first
   std::uint64_t dropped() const;
   void clear();

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # for what the tests here share: snapshot_rules
+
 PRELUDE = """
 import gc, os, sys
 import torch, dymem

@@ -306,19 +306,17 @@ def test_many_threads(script):
 
 
 LATER = {
-    "snapshot": "memory history", "recordHistory": "memory history", "setUserMetadata": "metadata",
-    "attachAllocatorTraceTracker": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
     "beginAllocateToPool": "torch.cuda.graph", "endAllocateToPool": "torch.cuda.graph",
     "createOrIncrefPool": "torch.cuda.MemPool", "setUseOnOOM": "torch.cuda.MemPool", "setNoSplit": "torch.cuda.MemPool",
     "checkPoolLiveAllocations": "torch.compile", "getCheckpointState": "torch.compile",
-    "setCheckpointPoolState": "torch.compile", "attachOomRejectionObserver": "throw_on_cudamalloc_oom",
+    "setCheckpointPoolState": "torch.compile",
     "allocateWithAddress": "given address", "emptyCache": "MemPool",
 }
 
 
 def test_what_waits_for_later_says_so(script):
     script(f"""
-        newer = ("attachOomRejectionObserver", "allocateWithAddress")  # not in every torch
+        newer = ("allocateWithAddress",)  # not in every torch
         for name, words in {LATER!r}.items():
             try:
                 raises(RuntimeError, lambda: _torch.call_later(name), "dymem does not serve", words, " yet", ": ")
@@ -328,11 +326,8 @@ def test_what_waits_for_later_says_so(script):
     """)
 
 
-def test_what_asks_whether_such_a_thing_is_on_is_answered(script):
+def test_it_is_on_for_good(script):
     script("""
-        assert _torch.is_history_enabled() is False
-        _torch.call_later("recordHistory(off)")  # switching off what is off
-        raises(NotImplementedError, lambda: torch._C._cuda_memorySnapshot(None), "dymem.save_trace")
         _torch.enable(True)
         raises(RuntimeError, lambda: _torch.enable(False), "cannot be switched off")
     """)

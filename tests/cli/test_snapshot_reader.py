@@ -252,3 +252,30 @@ def test_damage_never_escapes_as_anything_but_a_trace_error(tmp_path_factory, da
         load(path)
     except dymem.TraceError as error:
         assert "\n" not in str(error)
+
+
+def held_segments(history, segments):
+    from dymem.trace.snapshot import EVENT as event, device_traces
+
+    trace, = device_traces({"segments": segments, "device_traces": [history.entries]})
+    return [(kind, size) for _, _, size, _, kind, *_ in event.iter_unpack(bytes(trace.events)) if kind >= SEGMENT_ALLOC]
+
+
+def test_what_was_held_before_the_recording_is_told_first():
+    """The last state played backwards: 24 MiB at 0x1000000, of which 4 went to another address and 8 MiB came."""
+    history = History().add("segment_unmap", 0x1400000, 4 * MIB).add("segment_map", 0x9000000, 4 * MIB)
+    history.alloc(0x9000000, 4 * MIB).add("segment_map", 0x2800000, 8 * MIB).add("annotate", 0x9000000, 4 * MIB)
+    segments = [{"device": 0, "address": 0x1000000, "total_size": 4 * MIB, "blocks": []},
+                {"device": 0, "address": 0x1800000, "total_size": 24 * MIB, "blocks": []},
+                {"device": 0, "address": 0x9000000, "total_size": 4 * MIB, "blocks": []},
+                {"device": 1, "address": 0x1000000, "total_size": 99 * MIB, "blocks": []}]
+    told = held_segments(history, segments)
+    assert sum(size for kind, size in told[:-3]) == 24 * MIB and all(kind == SEGMENT_ALLOC for kind, _ in told[:-3])
+    assert told[-3:] == [(SEGMENT_FREE, 4 * MIB), (SEGMENT_ALLOC, 4 * MIB), (SEGMENT_ALLOC, 8 * MIB)]
+
+
+@pytest.mark.parametrize("segments", [None, [], "x", [{"device": 0, "address": 5, "total_size": "x"}],
+                                      [{"device": 0, "address": 0x9000000, "total_size": MIB}], [None, 3]])
+def test_where_the_last_state_says_nothing_the_history_stands_alone(segments):
+    history = History().alloc(0x9000000, 4 * MIB).add("segment_map", 0x2800000, 8 * MIB)
+    assert held_segments(history, segments) == [(SEGMENT_ALLOC, 8 * MIB)]

@@ -5,7 +5,8 @@ The rules, each of which a test holds:
   - a free whose completion follows with nothing between is one event, free_requested, at the time it completed; one
     that completes later is two; one that never completed within the recording completes with its last event;
   - what was allocated before the recording began is not in it: its frees are dropped and counted (`ignored_frees`);
-  - segments that the recorded allocator took and gave back stay in, so that its reserved bytes can be compared;
+  - segments that the recorded allocator took and gave back stay in, so that its reserved bytes can be compared; those
+    older than the recording come first, where the snapshot tells of them;
   - `user_metadata` of the form "iteration:phase" marks iterations; anything else is "not marked";
   - for pictures (`layout`), each event's address is kept beside it, and the line of Python that an allocation came from.
 A block handed out twice without a free between means that events are missing: refused, since every figure would be
@@ -19,6 +20,7 @@ import dataclasses
 import struct
 
 from dymem.errors import TraceError
+from dymem.trace.segments import held_at_first
 
 # struct TraceEvent in allocator/trace/event.hpp; _core refuses bytes of another size.
 EVENT = struct.Struct("<qQQQBBHi")
@@ -30,7 +32,7 @@ _SEGMENT_KINDS = {"segment_alloc": SEGMENT_ALLOC, "segment_map": SEGMENT_ALLOC,
                   "segment_free": SEGMENT_FREE, "segment_unmap": SEGMENT_FREE}
 _PACKAGES = ("/site-packages/", "/dist-packages/", "/torch/", "<frozen")
 _FRAME_MAX = 160  # characters
-_NOT_OURS = {"snapshot", "oom"}  # happen to the allocator, and change nothing that it holds
+_NOT_OURS = {"snapshot", "oom", "annotate"}  # change nothing that the allocator holds
 
 
 @dataclasses.dataclass
@@ -47,7 +49,7 @@ def device_traces(snapshot: object, layout: bool = False) -> list[DeviceTrace]:
     """One trace for each device that has events; TraceError if this is no snapshot or has no history."""
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("device_traces"), list):
         raise TraceError("it is neither a PyTorch snapshot nor a trace of dymem.")
-    traces = [_Reader(device, entries, layout).read()
+    traces = [_Reader(device, entries, layout, snapshot.get("segments")).read()
               for device, entries in enumerate(snapshot["device_traces"]) if entries]
     if not any(trace.events for trace in traces):
         raise TraceError("it is a snapshot without history; call torch.cuda.memory._record_memory_history() before "
@@ -84,7 +86,7 @@ def holder(frames: object) -> str:
 class _Reader:
     """One device's history. `live` and `ending` hold a block's number and stream by address."""
 
-    def __init__(self, device: int, entries: object, layout: bool = False):
+    def __init__(self, device: int, entries: object, layout: bool = False, segments_at_last: object = None):
         if not isinstance(entries, (list, tuple)):
             raise TraceError(f"its history of device {device} is no list.")
         self.device, self.entries = device, entries
@@ -94,12 +96,17 @@ class _Reader:
         self.live: dict[int, tuple[int, int, int]] = {}    # number, size, stream
         self.ending: dict[int, tuple[int, int, int]] = {}  # free requested, not completed
         self.segments: dict[int, int] = {}
+        self.segments_at_last = segments_at_last
         self.blocks = self.ignored = 0
         self.time = self.index = 0
         self.iteration, self.phase, self.mark = -1, 0, None
 
     def read(self) -> DeviceTrace:
         start = None
+        for address, size in held_at_first(self.segments_at_last, self.device, self.entries):
+            if size <= _SIZE_MAX and address <= _WORD:
+                self.segments[address] = size
+                self.emit(SEGMENT_ALLOC, 0, size, 0, address)
         for self.index, entry in enumerate(self.entries):
             if not isinstance(entry, dict):
                 raise self.error("is no dict")
