@@ -30,11 +30,12 @@ static std::string out_of_memory_sentence(const OutOfMemoryFigures& f) {
   std::snprintf(percent, sizeof percent, "%.1f %%", f.overhead * 100);
   std::string s = "CUDA out of memory (dymem). Tried to allocate " + human_bytes(f.requested) + " on GPU " +
                   std::to_string(f.device) + ": live " + human_bytes(f.live) + ", pending " + human_bytes(f.pending) +
-                  ", reserved " + human_bytes(f.reserved) + ", limit " +
+                  ", reserved " + human_bytes(f.reserved) +
+                  (f.forwarded ? ", in private pools " + human_bytes(f.forwarded) : std::string()) + ", limit " +
                   (f.limit ? human_bytes(f.limit) : std::string("none")) + ", largest free block " +
                   human_bytes(f.largest_free) + ", device " + human_bytes(f.device_free) + " free of " +
                   human_bytes(f.device_total) + ", overhead " + percent + ". ";
-  if (f.limit && f.live + f.pending + f.requested > f.limit)
+  if (f.limit && f.live + f.pending + f.forwarded + f.requested > f.limit)
     s += "The request does not fit under the limit: raise it, or use a smaller batch or activation checkpointing.";
   else if (f.pending >= f.requested)
     s +=

@@ -41,6 +41,7 @@ struct OutOfMemoryFigures {
   Bytes pending = 0;       // freed, still needed by work on some stream
   Bytes reserved = 0;      // physical bytes the pool holds
   Bytes limit = 0;         // bytes the pool may hold; 0 = no limit set
+  Bytes forwarded = 0;     // held by PyTorch's own allocator for private pools, under the same limit
   Bytes largest_free = 0;  // largest block that could be had without growing
   Bytes device_free = 0;   // what the driver says is free on the device
   Bytes device_total = 0;

@@ -31,6 +31,22 @@ Absent oom_rejection_observer(...);
 // torch 2.12 and later: called when throw_on_cudamalloc_oom refuses a request.
 using OomRejectionObserver = decltype(oom_rejection_observer<Base>(0));
 
+template <class Allocator>
+c10::DataPtr allocate_with_address(Allocator& allocator, size_t size, void* address) {
+  if constexpr (requires { allocator.allocateWithAddress(size, address); })
+    return allocator.allocateWithAddress(size, address);
+  throw std::invalid_argument("this version of torch has no allocateWithAddress");
+}
+
+// torch 2.12 and later: a capture on this device begins or ends.
+template <class Allocator>
+void mark_capture(Allocator& allocator, c10::DeviceIndex device, bool begins) {
+  if constexpr (requires { allocator.markCaptureBegin(device); }) {
+    if (begins) allocator.markCaptureBegin(device);
+    else allocator.markCaptureEnd(device);
+  }
+}
+
 // Calls, through torch's own interface, a function that older versions lack; throws std::invalid_argument there.
 template <class Allocator>
 void call_later_function(Allocator& allocator, const std::string& name) {
@@ -38,6 +54,10 @@ void call_later_function(Allocator& allocator, const std::string& name) {
     if (name == "attachOomRejectionObserver") return allocator.attachOomRejectionObserver(nullptr);
   if constexpr (requires { allocator.allocateWithAddress(size_t{1}, nullptr); })
     if (name == "allocateWithAddress") return void(allocator.allocateWithAddress(1, nullptr));
+  if constexpr (requires { allocator.markCaptureBegin(c10::DeviceIndex{0}); }) {
+    if (name == "markCaptureBegin") return allocator.markCaptureBegin(0);
+    if (name == "markCaptureEnd") return allocator.markCaptureEnd(0);
+  }
   throw std::invalid_argument("this version of torch has no " + name);
 }
 
