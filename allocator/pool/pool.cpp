@@ -340,11 +340,11 @@ Bytes Pool::claim_forwarded(Bytes more) {
   return granted;
 }
 
-void Pool::settle_forwarded(const PoolStats& held, Bytes claimed) {
+void Pool::settle_forwarded(const PoolStats* held, Bytes claimed) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
   p.forwarded_claimed -= std::min(claimed, p.forwarded_claimed);
-  if (p.joint.change(p.window_stats(), held)) p.restart_peaks();
+  if (held && p.joint.change(p.window_stats(), *held)) p.restart_peaks();
   p.home.let_marks_rise(p.allowance() != 0);
 }
 

@@ -78,9 +78,9 @@ class Pool {
   // Another allocator may hold memory of this device under the pool's limit: the adapter forwards private pools to
   // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many;
   // forwarded_max() is then all that the other may hold (kNoLimit: there is none). After it, settle_forwarded says what
-  // the other holds now, which gives the claim back. The sum never exceeds the limit.
+  // the other holds now (nullptr: as much as before) and gives the claim back. The sum never exceeds the limit.
   Bytes claim_forwarded(Bytes more);
-  void settle_forwarded(const PoolStats& held, Bytes claimed);
+  void settle_forwarded(const PoolStats* held, Bytes claimed);
   Bytes forwarded_max() const;
   Bytes forwarded_claims() const;  // by calls under way
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp

@@ -235,11 +235,15 @@ void TorchAllocator::record_stream_on(const c10::DataPtr& data, StreamId stream)
   // Empty tensors have no block, and memory of other owners (IPC, from_blob) is not ours to hold back.
   if (!data.get() || data.get_deleter() != &delete_block) return;
   if (forwarded_.holds(data.get_context()))
-    return forwarded_.record_stream(data.get_context(), reinterpret_cast<cudaStream_t>(stream));
+    return forwarded_.record_stream(  // the name that PyTorch gives to streams it did not make
+        data.get_context(),
+        c10::cuda::CUDAStream::unpack3(static_cast<c10::StreamId>(stream), data.device().index(), c10::DeviceType::CUDA));
   if (Pool* owner = pool_of(to_addr(data.get_context()))) owner->record_stream(to_addr(data.get_context()), stream);
 }
 
 void TorchAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  if (forwarded_.holds(data.get_context()) && data.get_deleter() == &delete_block)
+    return forwarded_.record_stream(data.get_context(), stream);
   record_stream_on(data, to_stream(stream.stream()));
 }
 

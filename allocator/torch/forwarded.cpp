@@ -80,8 +80,8 @@ class Forwarded::Claim {
     ended_ = true;
     try {
       forwarded_.settle(device_, claimed_);
-    } catch (...) {
-      complain_of_free("what private pools hold could not be asked.");
+    } catch (...) {  // its figures will be asked for again
+      pool_.settle_forwarded(nullptr, claimed_);
     }
   }
 
@@ -256,7 +256,7 @@ bool Forwarded::free_quietly(void* pointer) noexcept {
   return true;
 }
 
-void Forwarded::record_stream(void* pointer, cudaStream_t stream) {
+void Forwarded::record_stream(void* pointer, c10::cuda::CUDAStream stream) {
   native::CUDAAllocator& other = start();
   int device = 0;
   {
@@ -270,7 +270,7 @@ void Forwarded::record_stream(void* pointer, cudaStream_t stream) {
   c10::DataPtr view(pointer, pointer, other.raw_deleter(), {c10::DeviceType::CUDA, index});
   try {
     InsideOther inside;
-    other.recordStream(view, c10::cuda::getStreamFromExternal(stream, index));
+    other.recordStream(view, stream);
   } catch (...) {
     view.release_context();
     throw;
@@ -337,7 +337,7 @@ void Forwarded::settle(int device, Bytes claimed) {
   const std::int64_t absorbed = absorbed_[device].load();
   figures.num_ooms -= absorbed;
   figures.num_alloc_retries += absorbed;
-  pool->settle_forwarded(figures, claimed);
+  pool->settle_forwarded(&figures, claimed);
 }
 
 void Forwarded::settle_all() {

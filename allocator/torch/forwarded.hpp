@@ -15,6 +15,8 @@
 // Locks: one mutex around the table, one around the list of open pools (under which filters run, and nothing else), one
 // around starting. None is held while another is taken, or a pool or the other allocator is called.
 #pragma once
+#include <c10/cuda/CUDAStream.h>
+
 #include <atomic>
 #include <functional>
 #include <mutex>
@@ -62,7 +64,7 @@ class Forwarded {
   c10::DataPtr allocate_with_address(size_t size, void* address);
   bool holds(const void* pointer) const;
   bool free_quietly(void* pointer) noexcept;  // false: not forwarded
-  void record_stream(void* pointer, cudaStream_t stream);
+  void record_stream(void* pointer, c10::cuda::CUDAStream stream);
   void* base_allocation(void* pointer, size_t* size);
   void cache_info(c10::DeviceIndex device, size_t* largest);
   void empty_cache(c10::MempoolId_t pool_id);  // {0, 0}: what is idle and belongs to no living pool

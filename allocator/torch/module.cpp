@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "torch/adapter.hpp"
+#include "torch/stand_in.hpp"
 
 namespace py = pybind11;
 
@@ -143,6 +144,7 @@ PYBIND11_MODULE(_torch, m) {
     else if (name == "emptyCache") a->emptyCache(id);
     else torch_compat::call_later_function(*a, name);
   });
+  bind_stand_in(m);
   m.def("is_history_enabled", [] { return native::isHistoryEnabled(); });
 }
 
