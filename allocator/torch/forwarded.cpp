@@ -72,7 +72,12 @@ class Forwarded::Claim {
  public:
   Claim(Forwarded& forwarded, int device, Pool& pool, Bytes more)
       : forwarded_(forwarded), device_(device), pool_(pool), claimed_(pool.claim_forwarded(more)) {
-    forwarded.cap(device, pool.forwarded_max());
+    try {
+      forwarded.cap(device, pool.forwarded_max());
+    } catch (...) {
+      pool.settle_forwarded(nullptr, claimed_);
+      throw;
+    }
   }
   ~Claim() { end(); }
   void end() noexcept {
@@ -322,7 +327,12 @@ void Forwarded::cap(int device, Bytes most) {
     // Half a byte more, so that rounding the product down gives the very number.
     const double fraction = given == kNoLimit ? 1.0 : std::min(1.0, (static_cast<double>(given) + 0.5) / total);
     InsideOther inside;
-    other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+    try {
+      other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+    } catch (...) {
+      last.store(kNoLimit - 1);  // not known: give it again
+      throw;
+    }
   } while (last.load() != given);
 }
 
