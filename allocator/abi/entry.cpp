@@ -26,12 +26,6 @@ std::atomic<double>* fractions() {
   return values;
 }
 
-// Frees that fail are told of a few times, not once per tensor of a large model.
-void complain_of_free(const std::string& why) noexcept {
-  static std::atomic<int> told{0};
-  if (told.fetch_add(1) < 3) std::fprintf(stderr, "dymem: a block could not be freed and is kept: %s\n", why.c_str());
-}
-
 void warn_reduced_route() noexcept {
   static std::atomic<bool> told{false};
   if (told.load(std::memory_order_relaxed) || told.exchange(true)) return;
@@ -44,10 +38,16 @@ void warn_reduced_route() noexcept {
 
 }  // namespace
 
-void free_quietly(Addr address) noexcept {
+// Frees that fail are told of a few times, not once per tensor of a large model.
+void complain_of_free(const std::string& why) noexcept {
+  static std::atomic<int> told{0};
+  if (told.fetch_add(1) < 3) std::fprintf(stderr, "dymem: a block could not be freed and is kept: %s\n", why.c_str());
+}
+
+bool free_quietly_if_held(Addr address) noexcept {
   try {
-    if (Pool* owner = pool_of(address)) owner->free(address);
-    else if (!forked()) complain_of_free("no pool holds its address.");
+    Pool* const owner = pool_of(address);
+    return owner ? owner->free_if_held(address) : forked();
   } catch (const DriverError& error) {
     if (error.code != kCudaDeinitialized) complain_of_free(error.what());
   } catch (const std::exception& error) {
@@ -55,6 +55,13 @@ void free_quietly(Addr address) noexcept {
   } catch (...) {
     complain_of_free("unknown error.");
   }
+  return true;
+}
+
+void free_quietly(Addr address) noexcept {
+  if (!free_quietly_if_held(address))
+    complain_of_free("dymem: free of " + human_address(address) +
+                     ", which is not a block that is held: freed twice, or from another allocator");
 }
 
 void set_memory_fraction(int device, Pool& pool, double fraction) {

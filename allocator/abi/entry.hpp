@@ -7,6 +7,7 @@
 // Locks: none of its own.
 #pragma once
 #include <cstddef>
+#include <string>
 
 #include "base/units.hpp"
 
@@ -28,6 +29,8 @@ class Pool;
 
 // Shared with the adapter: what both routes do to a pool.
 void free_quietly(Addr address) noexcept;  // A2; says so once on stderr when it had to give up
+bool free_quietly_if_held(Addr address) noexcept;  // false: no pool holds it, and nothing was said
+void complain_of_free(const std::string& why) noexcept;  // on stderr, the first few times
 // The pool's limit becomes a fraction of the device's memory, or the configured limit if that is less.
 void set_memory_fraction(int device, Pool& pool, double fraction);
 double memory_fraction(int device);                           // 1 until set

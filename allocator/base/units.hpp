@@ -18,6 +18,8 @@ constexpr Bytes kTiB = Bytes{1} << 40;
 constexpr Bytes kBlockUnit = 512;
 // The driver's granularity for physical memory on every card seen so far; asked from the driver all the same.
 constexpr Bytes kGranuleUnit = 2 * kMiB;
+// As what may be held at most: no limit.
+constexpr Bytes kNoLimit = ~Bytes{0};
 // Larger requests are refused before any arithmetic on them could overflow.
 constexpr Bytes kRequestMax = Bytes{1} << 46;
 

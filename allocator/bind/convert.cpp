@@ -103,6 +103,8 @@ py::dict stats_dict(const PoolStats& s) {
   d["num_device_alloc"] = s.num_device_alloc;
   d["num_device_free"] = s.num_device_free;
   d["max_split_size"] = s.max_split_size;
+  d["forwarded_bytes"] = stat_dict(s.forwarded_bytes);
+  d["forwarded_live_bytes"] = stat_dict(s.forwarded_live_bytes);
   d["pending_bytes"] = stat_dict(s.pending_bytes);
   d["num_stitches"] = s.num_stitches;
   d["num_stitch_reuses"] = s.num_stitch_reuses;

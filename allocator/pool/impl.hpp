@@ -12,6 +12,7 @@
 #include "pool/debug_heap.hpp"
 #include "pool/exports.hpp"
 #include "pool/home.hpp"
+#include "pool/joint.hpp"
 #include "pool/pool.hpp"
 #include "pool/sticky.hpp"
 #include "pool/stitcher.hpp"
@@ -33,7 +34,7 @@ struct Pool::Impl {
 
   // --- pool.cpp
   Addr malloc(Bytes bytes, StreamId stream, Mobility mobility, std::unique_lock<Lock>& lock);
-  void free(Addr address);
+  bool free_if_held(Addr address);
   BlockId place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   void release(BlockId id, LastUse use);  // the block's bytes become free; `use` is from when the caller freed it
   void finish_guarded(LastUse use);
@@ -60,6 +61,9 @@ struct Pool::Impl {
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
+  Bytes own_limit() const;  // config.limit less what is forwarded, 0 = none
+  void restart_peaks();
+  PoolStats window_stats() const;
   Bytes allowance() const;  // bytes that may still be taken from the device
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
@@ -146,6 +150,8 @@ struct Pool::Impl {
 
   Counters counters;               // what every call counts
   PoolStats stats;                 // the rest
+  Joint joint;                     // with what is forwarded
+  Bytes forwarded_claimed = 0;     // by forwarded calls that are under way
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
   Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with

@@ -159,12 +159,10 @@ void Pool::Impl::release(BlockId id, LastUse use) {
   else home.release(id, use);
 }
 
-void Pool::Impl::free(Addr address) {
+bool Pool::Impl::free_if_held(Addr address) {
   if (streams.tick()) progressed();  // may throw: nothing is changed yet
   BlockId id = held.take(address);
-  if (__builtin_expect(id == kNoBlock, 0))
-    throw InvalidArgument("dymem: free of " + human_address(address) +
-                          ", which is not a block that is held: freed twice, or from another allocator");
+  if (__builtin_expect(id == kNoBlock, 0)) return false;
   Block& b = home.block(id);
   Bytes size = b.size;
   LastUse use = streams.now(b.last_use.stream);
@@ -192,7 +190,7 @@ void Pool::Impl::free(Addr address) {
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
       pending.push_back(std::move(p));
       if (debug) finish_guarded(use);
-      return;
+      return true;
     }
   }
   counters.down(part(size), size, b.requested());
@@ -201,6 +199,7 @@ void Pool::Impl::free(Addr address) {
     record_completed(b);
   }
   release(id, use);
+  return true;
 }
 
 void Pool::Impl::housekeep() {
@@ -288,9 +287,15 @@ Addr Pool::malloc(Bytes bytes, StreamId stream, Mobility mobility) {
   return impl_->malloc(bytes, stream, mobility, lock);
 }
 
-void Pool::free(Addr address) {
+bool Pool::free_if_held(Addr address) {
   std::lock_guard lock(impl_->mutex);
-  impl_->free(address);
+  return impl_->free_if_held(address);
+}
+
+void Pool::free(Addr address) {
+  if (!free_if_held(address))
+    throw InvalidArgument("dymem: free of " + human_address(address) +
+                          ", which is not a block that is held: freed twice, or from another allocator");
 }
 
 static Block& held_block(Pool::Impl& p, Addr address, const char* call) {
@@ -358,6 +363,35 @@ Bytes Pool::limit() const {
   return impl_->config.limit;
 }
 
+Bytes Pool::claim_forwarded(Bytes more) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  if (!p.config.limit) return 0;
+  const Bytes taken = p.reserved() + p.joint.reserved() + p.forwarded_claimed;
+  const Bytes granted = p.config.limit > taken ? std::min(more, p.config.limit - taken) : 0;
+  p.forwarded_claimed += granted;
+  p.home.let_marks_rise(p.allowance() != 0);
+  return granted;
+}
+
+void Pool::settle_forwarded(const PoolStats* held, Bytes claimed) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  p.forwarded_claimed -= std::min(claimed, p.forwarded_claimed);
+  if (held && p.joint.change(p.window_stats(), *held)) p.restart_peaks();
+  p.home.let_marks_rise(p.allowance() != 0);
+}
+
+Bytes Pool::forwarded_max() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->config.limit ? impl_->joint.reserved() + impl_->forwarded_claimed : kNoLimit;
+}
+
+Bytes Pool::forwarded_claims() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->forwarded_claimed;
+}
+
 void Pool::set_reclaim_callback(ReclaimCallback callback) {
   std::lock_guard lock(impl_->mutex);
   impl_->reclaim = std::move(callback);
@@ -399,27 +433,43 @@ Bytes Pool::largest_free(StreamId stream) const {
 
 PoolStats Pool::stats() const {
   std::lock_guard lock(impl_->mutex);
-  PoolStats s = impl_->stats;
-  impl_->counters.fill(&s);
-  s.views = impl_->space.views();
-  s.views_max = impl_->space.views_max();
-  s.va_bytes = impl_->space.va_bytes();
-  s.va_bytes_max = impl_->space.va_bytes_max();
+  PoolStats s = impl_->window_stats();
+  impl_->joint.widen(&s);
+  return s;
+}
+
+PoolStats Pool::joint_stats() const {
+  std::lock_guard lock(impl_->mutex);
+  PoolStats s = impl_->window_stats();
+  impl_->joint.add(&s);
+  return s;
+}
+
+// Peaks are those since restart_peaks().
+PoolStats Pool::Impl::window_stats() const {
+  PoolStats s = stats;
+  counters.fill(&s);
+  s.forwarded_bytes = joint.other().reserved_bytes[kAll];
+  s.forwarded_live_bytes = joint.other().allocated_bytes[kAll];
+  s.views = space.views();
+  s.views_max = space.views_max();
+  s.va_bytes = space.va_bytes();
+  s.va_bytes_max = space.va_bytes_max();
   std::int64_t free_blocks = 0;
-  for (int a = 0; a < Space::kArenas; a++) free_blocks += std::int64_t(impl_->home.index(a).size());
+  for (int a = 0; a < Space::kArenas; a++) free_blocks += std::int64_t(home.index(a).size());
   s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
-  s.inactive_split[kSmall].current = std::int64_t(impl_->home.index(kSmallArena).size());
+  s.inactive_split[kSmall].current = std::int64_t(home.index(kSmallArena).size());
   s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
-  s.exported_bytes = impl_->exports.bytes();
-  s.asleep_bytes = impl_->asleep.dormitory.bytes();
-  s.host_bytes = impl_->asleep.stage.bytes();
+  s.exported_bytes = exports.bytes();
+  s.asleep_bytes = asleep.dormitory.bytes();
+  s.host_bytes = asleep.stage.bytes();
   s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
   if (s.asleep_bytes) {  // occupied blocks without memory: what is free is counted itself
     s.inactive_split_bytes[kAll].current = 0;
     for (int a = 0; a < Space::kArenas; a++)
-      s.inactive_split_bytes[kAll].current += std::int64_t(impl_->home.free_bytes(a));
+      s.inactive_split_bytes[kAll].current += std::int64_t(home.free_bytes(a));
   }
-  s.inactive_split_bytes[kSmall].current = std::int64_t(impl_->home.free_bytes(kSmallArena));
+  s.inactive_split_bytes[kSmall].current = std::int64_t(home.free_bytes(kSmallArena));
   s.inactive_split_bytes[kLarge].current =
       s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
   return s;
@@ -427,8 +477,13 @@ PoolStats Pool::stats() const {
 
 void Pool::reset_peak_stats() {
   std::lock_guard lock(impl_->mutex);
-  auto& s = impl_->stats;
-  impl_->counters.reset_peak();
+  impl_->restart_peaks();
+  impl_->joint.reset_peak(impl_->window_stats());
+}
+
+void Pool::Impl::restart_peaks() {
+  auto& s = stats;
+  counters.reset_peak();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_peak();
   s.slab_bytes.reset_peak();
@@ -438,6 +493,7 @@ void Pool::reset_accumulated_stats() {
   std::lock_guard lock(impl_->mutex);
   auto& s = impl_->stats;
   impl_->counters.reset_accumulated();
+  impl_->joint.reset_accumulated();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
     for (Stat& x : *a) x.reset_accumulated();
   s.slab_bytes.reset_accumulated();

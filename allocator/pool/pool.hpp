@@ -67,6 +67,7 @@ class Pool {
   Addr malloc(Bytes bytes, StreamId stream, Mobility mobility = Mobility::untagged);
   // The block is not used by work enqueued on its stream from now on. Throws InvalidArgument on an unknown address.
   void free(Addr address);
+  bool free_if_held(Addr address);  // the same; false on an unknown address
   // Work already enqueued on `stream` uses the block too: freeing it will wait for that work.
   void record_stream(Addr address, StreamId stream);
 
@@ -94,6 +95,17 @@ class Pool {
 
   void set_limit(Bytes limit);  // 0 = none
   Bytes limit() const;
+
+  // Another allocator may hold memory of this device under the pool's limit: the adapter forwards private pools to
+  // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many;
+  // forwarded_max() is then all that the other may hold (kNoLimit: there is none). After it, settle_forwarded says what
+  // the other holds now (nullptr: as much as before) and gives the claim back. The sum never exceeds the limit.
+  Bytes claim_forwarded(Bytes more);
+  void settle_forwarded(const PoolStats* held, Bytes claimed);
+  Bytes forwarded_max() const;
+  Bytes forwarded_claims() const;  // by calls under way
+  PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp
+
   void set_reclaim_callback(ReclaimCallback callback);
 
   // Is `address` inside a block a caller holds; if so describe it.

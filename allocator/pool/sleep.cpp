@@ -325,7 +325,7 @@ SleepReport Pool::Impl::wake(const WakeRequest& request) {
   waking(request, &needed, &empty);
   Bytes wanted = 0;
   for (GranuleId g : needed) wanted += asleep.dormitory.emptied(g) ? space.granule(g).size : 0;
-  const auto over_limit = [&] { return config.limit && wanted && space.reserved() + wanted > config.limit; };
+  const auto over_limit = [&] { return config.limit && wanted && space.reserved() + wanted > own_limit(); };
   if (over_limit()) trim();
   if (over_limit())
     throw OutOfMemory(figures(wanted, 0), "dymem: waking takes " + human_bytes(wanted) + " and the pool's limit of " +

@@ -20,8 +20,15 @@
 
 namespace dymem {
 
+Bytes Pool::Impl::own_limit() const {
+  if (!config.limit) return 0;
+  const Bytes other = joint.reserved() + forwarded_claimed;
+  return config.limit > other ? config.limit - other : 1;
+}
+
 Bytes Pool::Impl::allowance() const {
-  Bytes cap = std::min(config.limit ? config.limit : ~Bytes{0}, device_limit);
+  const Bytes limit = own_limit();
+  Bytes cap = std::min(limit ? limit : ~Bytes{0}, device_limit);
   return cap > space.reserved() ? cap - space.reserved() : 0;
 }
 
@@ -63,7 +70,7 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes reserved_now = space.reserved();
   bool limited = config.limit != 0;
-  Bytes most = GranuleSizes::most(size, reserved_now, config.limit), ask = site.need;
+  Bytes most = GranuleSizes::most(size, reserved_now, own_limit()), ask = site.need;
   if (arena != kSmallArena)
     ask = GranuleSizes::ask(ask, up_to - reserved_now, most, GranuleSizes::exact(reserved_now, limited));
   ask = std::min(ask, site.room);
@@ -86,7 +93,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
-  Bytes most = GranuleSizes::most(size, space.reserved(), config.limit);
+  Bytes most = GranuleSizes::most(size, space.reserved(), own_limit());
   auto plan = stitcher.plan(size, by, room, allowed, most);
   auto fresh = [&] { return plan ? plan->fresh_bytes : size; };  // no plan: nothing to stitch, all of it would be new
   if (fresh() > room && wait_where_free(fresh(), by)) {
@@ -272,11 +279,11 @@ BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {
     Addr at = 0;
     Bytes mapped = round_up(size, kGranuleUnit);
     Status s{Code::out_of_memory, "limit", 0};
-    if (!config.limit || debug->reserved() + mapped <= config.limit) s = debug->take(size, &at);
+    if (!config.limit || debug->reserved() + mapped <= own_limit()) s = debug->take(size, &at);
     if (s.code == Code::out_of_memory && !pending.empty()) {
       streams.synchronize_all();
       complete_pending();
-      if (!config.limit || debug->reserved() + mapped <= config.limit) s = debug->take(size, &at);
+      if (!config.limit || debug->reserved() + mapped <= own_limit()) s = debug->take(size, &at);
     }
     if (s.ok()) {
       BlockId id = home.blocks().make();
@@ -302,6 +309,7 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
   f.pending = counters.pending();
   f.reserved = reserved();
   f.limit = config.limit;
+  f.private_pools = joint.reserved();
   // Stitching makes one piece of all idle granules, so that is the largest block to be had.
   Bytes idle = 0;
   if (config.alias && !debug)

@@ -42,6 +42,8 @@ struct PoolStats {
   std::int64_t num_device_alloc = 0;  // granules created
   std::int64_t num_device_free = 0;   // granules destroyed
   Bytes max_split_size = 0;
+  Stat forwarded_bytes;       // held by PyTorch's own allocator, for private pools: not in reserved_bytes
+  Stat forwarded_live_bytes;  // of these, handed out
   // dymem's own
   std::int64_t occupied_peak = 0;      // of occupied bytes, never reset: what growing goes by
   Stat pending_bytes;                  // freed, still needed by work on some stream

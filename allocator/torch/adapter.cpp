@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "abi/entry.hpp"
@@ -50,7 +51,10 @@ Bytes run_free_memory_callbacks(Pool& pool) {
 
 // Each pool, before anyone else sees it.
 void prepare_pool(int device, Pool& pool) {
-  pool.set_reclaim_callback([&pool](Bytes) { return run_free_memory_callbacks(pool); });
+  pool.set_reclaim_callback([device, &pool](Bytes) {
+    const Bytes freed = run_free_memory_callbacks(pool);
+    return freed + torch_allocator().forwarded().reclaim(device);
+  });
   // PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:…
   const double fraction = native::CUDAAllocatorConfig::per_process_memory_fraction();
   if (fraction < 1.0) set_memory_fraction(device, pool, fraction);
@@ -84,7 +88,8 @@ TorchAllocator::TorchAllocator(bool emulated)
             return torch_allocator().malloc_on(size, device, to_stream(stream));
           },
           [](void* pointer, size_t, int, cudaStream_t) { delete_block(pointer); }),
-      emulated_(emulated) {}
+      emulated_(emulated),
+      forwarded_(&delete_block, emulated) {}
 
 void TorchAllocator::current_place(int* device, StreamId* stream) const {
   if (__builtin_expect(emulated_, 0)) {
@@ -113,7 +118,28 @@ void* TorchAllocator::malloc_watched(size_t size, int device, StreamId stream) {
   return malloc_unwatched(size, device, stream);
 }
 
-void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream) {
+inline void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream) {
+  if (__builtin_expect(Forwarded::any_open(), 0)) return malloc_beside_private_pools(size, device, stream);
+  return malloc_in_pool(size, device, stream);
+}
+
+// While a private pool takes allocations, a capture may be under way.
+void* TorchAllocator::malloc_beside_private_pools(size_t size, int device, StreamId stream) {
+  auto* const native_stream = reinterpret_cast<cudaStream_t>(stream);
+  if (!forwarded_.takes(device, native_stream)) {
+    RelaxedCapture relaxed(emulated_);
+    return malloc_in_pool(size, device, stream);
+  }
+  try {
+    return forwarded_.malloc(size, device, native_stream);
+  } catch (const OutOfMemory& error) {
+    out_of_memory(error, device, stream);
+  } catch (const Error& error) {
+    raise(error.what());
+  }
+}
+
+inline void* TorchAllocator::malloc_in_pool(size_t size, int device, StreamId stream) {
   try {
     Pool* made = pool_if_made(device);
     if (__builtin_expect(!made, 0)) made = &pool(device);
@@ -124,6 +150,7 @@ void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream)
       report_to_profiler(pointer, static_cast<std::int64_t>(block_size(size)), device, *made);
     return pointer;
   } catch (const OutOfMemory& error) {
+    if (void* spare = forwarded_.malloc_spare(size, device, reinterpret_cast<cudaStream_t>(stream))) return spare;
     out_of_memory(error, device, stream);
   } catch (const InvalidArgument& error) {
     TORCH_CHECK_WITH(OutOfMemoryError, size < kRequestMax, error.what());  // absurd sizes: what scripts catch
@@ -134,8 +161,7 @@ void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream)
 }
 
 void TorchAllocator::out_of_memory(const OutOfMemory& error, int device, StreamId stream) {
-  OutOfMemoryFigures f = error.figures;
-  f.private_pools = private_pool_bytes(device);
+  const OutOfMemoryFigures& f = error.figures;
   history().note_out_of_memory(device, f.requested, f.device_free, stream);
   c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(f.requested), f.live, f.reserved, cuda_device(device));
   std::vector<native::OutOfMemoryObserver> observers;
@@ -149,8 +175,7 @@ void TorchAllocator::out_of_memory(const OutOfMemory& error, int device, StreamI
     torch_compat::call_rejection_observer(observer, device, f.requested, f.live, f.device_total);
   for (const auto& observer : observers)
     observer(device, f.requested, f.limit ? f.limit : f.device_total, f.device_free);
-  const std::string sentence = f.private_pools ? out_of_memory_sentence(f) : std::string(error.what());
-  TORCH_CHECK_WITH(OutOfMemoryError, false, sentence);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
 }
 
 c10::DataPtr TorchAllocator::allocate_on(size_t size, int device, StreamId stream) {
@@ -188,13 +213,23 @@ void TorchAllocator::delete_block(void* pointer) noexcept {
   delete_unwatched(pointer);
 }
 
-void TorchAllocator::delete_unwatched(void* pointer) noexcept {
+inline void TorchAllocator::delete_unwatched(void* pointer) noexcept {
+  if (__builtin_expect(Forwarded::any_open(), 0)) {
+    RelaxedCapture relaxed(torch_allocator().emulated_);
+    release_block(pointer);
+  } else {
+    release_block(pointer);
+  }
+}
+
+inline void TorchAllocator::release_block(void* pointer) noexcept {
   const Addr address = to_addr(pointer);
   bool profiled = false;
   BlockInfo block;
   Pool* owner = nullptr;
   try {
-    if (const auto* trace = gpu_trace(); __builtin_expect(trace != nullptr, 0))
+    const auto* trace = gpu_trace();
+    if (__builtin_expect(trace != nullptr, 0) && !torch_allocator().forwarded_.holds(pointer))
       (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, address);
     if (__builtin_expect(c10::memoryProfilingEnabled(), 0)) {
       owner = pool_of(address);
@@ -203,7 +238,8 @@ void TorchAllocator::delete_unwatched(void* pointer) noexcept {
   } catch (...) {
     profiled = false;  // what watches must not keep a block from being freed
   }
-  free_quietly(address);
+  if (!free_quietly_if_held(address) && !torch_allocator().forwarded_.free_quietly(pointer))
+    complain_of_free(human_address(address) + " is not a block that is held: freed twice, or from another allocator.");
   if (__builtin_expect(profiled, 0)) try {
       report_to_profiler(pointer, -static_cast<std::int64_t>(block.size), owner->driver().device(), *owner);
     } catch (...) {
@@ -213,6 +249,7 @@ void TorchAllocator::delete_unwatched(void* pointer) noexcept {
 void TorchAllocator::raw_delete(void* pointer) {
   if (!pointer || forked()) return;
   BlockInfo block;
+  if (forwarded_.holds(pointer)) return delete_block(pointer);
   Pool* owner = pool_of(to_addr(pointer));
   if (!owner || !owner->find(to_addr(pointer), &block) || block.address != to_addr(pointer))
     raise("dymem: " + std::to_string(to_addr(pointer)) +
@@ -223,14 +260,21 @@ void TorchAllocator::raw_delete(void* pointer) {
 void TorchAllocator::record_stream_on(const c10::DataPtr& data, StreamId stream) {
   // Empty tensors have no block, and memory of other owners (IPC, from_blob) is not ours to hold back.
   if (!data.get() || data.get_deleter() != &delete_block) return;
+  if (forwarded_.holds(data.get_context()))
+    return forwarded_.record_stream(  // the name that PyTorch gives to streams it did not make
+        data.get_context(),
+        c10::cuda::CUDAStream::unpack3(static_cast<c10::StreamId>(stream), data.device().index(), c10::DeviceType::CUDA));
   if (Pool* owner = pool_of(to_addr(data.get_context()))) owner->record_stream(to_addr(data.get_context()), stream);
 }
 
 void TorchAllocator::recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) {
+  if (forwarded_.holds(data.get_context()) && data.get_deleter() == &delete_block)
+    return forwarded_.record_stream(data.get_context(), stream);
   record_stream_on(data, to_stream(stream.stream()));
 }
 
 void* TorchAllocator::getBaseAllocation(void* pointer, size_t* size) {
+  if (forwarded_.holds(pointer)) return forwarded_.base_allocation(pointer, size);
   Addr base = 0;
   Bytes bytes = 0;
   if (!base_allocation(to_addr(pointer), &base, &bytes))
@@ -257,21 +301,27 @@ void TorchAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
     Bytes growth = made->driver().memory().free;
     if (const Bytes limit = made->limit()) {
       const Bytes reserved = static_cast<Bytes>(made->stats().reserved_bytes[kAll].current);
-      growth = std::min(growth, limit > reserved ? limit - reserved : 0);
+      const Bytes held = reserved + made->forwarded_max();
+      growth = std::min(growth, limit > held ? limit - held : 0);
     }
     found = std::max(found, growth);
   }
   *largest = std::max<size_t>(*largest, found);
+  forwarded_.cache_info(device, largest);
 }
 
 void TorchAllocator::emptyCache(c10::MempoolId_t pool_id) {
-  TORCH_CHECK(pool_id.first == 0 && pool_id.second == 0,
-              "dymem does not serve MemPool yet, so none of its pools can be emptied: call torch.cuda.empty_cache().");
-  trim_all();
+  if (pool_id.first == 0 && pool_id.second == 0) {
+    std::optional<RelaxedCapture> relaxed;
+    if (Forwarded::any_open()) relaxed.emplace(emulated_);
+    trim_all();
+  }
+  forwarded_.empty_cache(pool_id);
 }
 
 void TorchAllocator::init(int device_count) {
   device_count_ = device_count;
+  forwarded_.set_device_count(device_count);
   initialized_ = true;
 }
 
@@ -297,8 +347,9 @@ std::vector<native::StreamSegmentSize> TorchAllocator::getExpandableSegmentSizes
 c10::CachingDeviceAllocator::DeviceStats TorchAllocator::getDeviceStats(c10::DeviceIndex device) {
   check_device(device);
   Pool* made = pool_if_made(device);
-  const PoolStats from = made ? made->stats() : PoolStats{};
   c10::CachingDeviceAllocator::DeviceStats to;
+  forwarded_.device_stats(device, made, &to);  // what only PyTorch's own allocator counts
+  const PoolStats from = made ? made->joint_stats() : PoolStats{};
   to.allocation = copy_stats(from.allocation);
   to.segment = copy_stats(from.segment);
   to.active = copy_stats(from.active);
@@ -320,12 +371,12 @@ c10::CachingDeviceAllocator::DeviceStats TorchAllocator::getDeviceStats(c10::Dev
 
 void TorchAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   check_device(device);
-  if (Pool* made = pool_if_made(device)) made->reset_accumulated_stats();
+  forwarded_.reset_stats(device, pool_if_made(device), false);
 }
 
 void TorchAllocator::resetPeakStats(c10::DeviceIndex device) {
   check_device(device);
-  if (Pool* made = pool_if_made(device)) made->reset_peak_stats();
+  forwarded_.reset_stats(device, pool_if_made(device), true);
 }
 
 void TorchAllocator::attachOutOfMemoryObserver(native::OutOfMemoryObserver observer) {
@@ -340,6 +391,7 @@ void TorchAllocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex 
   const cudaError_t error = cudaDeviceEnablePeerAccess(accessed, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();  // fine, and not to be found later
   else C10_CUDA_CHECK(error);
+  forwarded_.when_started([=](native::CUDAAllocator& other) { other.enablePeerAccess(device, accessed); });
   auto* const driver = dynamic_cast<PeerDriver*>(&pool(accessed).driver());
   if (!driver || !driver->has_vmm()) return;  // plain allocations need no more than the runtime's word
   const Status status = driver->enable_peer(device);
@@ -354,6 +406,46 @@ cudaError_t TorchAllocator::memcpyAsync(void* to, int to_device, const void* fro
   if (p2p_enabled || to_device == from_device)
     return cudaMemcpyAsync(to, from, count, cudaMemcpyDeviceToDevice, stream);
   return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
+}
+
+// ------------------------------------------------------------------------------------- private pools: forwarded.hpp
+
+void TorchAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
+                                         std::function<bool(cudaStream_t)> filter) {
+  check_device(device);
+  forwarded_.begin(device, id, std::move(filter));
+}
+void TorchAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) { forwarded_.end(device, id); }
+void TorchAllocator::markCaptureBegin(c10::DeviceIndex device) { forwarded_.mark_capture(device, true); }
+void TorchAllocator::markCaptureEnd(c10::DeviceIndex device) { forwarded_.mark_capture(device, false); }
+void TorchAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t id) { forwarded_.release(device, id); }
+int TorchAllocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t id) {
+  return forwarded_.use_count(device, id);
+}
+void TorchAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id,
+                                        std::shared_ptr<native::CUDAAllocator> source) {
+  check_device(device);
+  if (source.get() == this) source = nullptr;  // "as everything else is allocated": a pool without a source of its own
+  forwarded_.create(device, id, std::move(source));
+}
+void TorchAllocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom) {
+  forwarded_.set_use_on_oom(device, id, use_on_oom);
+}
+void TorchAllocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) { forwarded_.set_no_split(device, id); }
+bool TorchAllocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id,
+                                              const std::unordered_set<void*>& expected) {
+  return forwarded_.check_live(device, id, expected);
+}
+std::shared_ptr<native::AllocatorState> TorchAllocator::getCheckpointState(c10::DeviceIndex device,
+                                                                           c10::MempoolId_t id) {
+  return forwarded_.checkpoint(device, id);
+}
+native::CheckpointDelta TorchAllocator::setCheckpointPoolState(c10::DeviceIndex device,
+                                                               std::shared_ptr<native::AllocatorState> state) {
+  return forwarded_.restore(device, std::move(state));
+}
+c10::DataPtr TorchAllocator::allocateWithAddress(size_t size, void* address) {
+  return forwarded_.allocate_with_address(size, address);
 }
 
 TorchAllocator& torch_allocator() {
@@ -371,6 +463,9 @@ void install_torch_allocator() {
   if (native_allocator_initialized())
     throw InvalidArgument("dymem must be installed before the first use of CUDA: move dymem.install() up.");
   TorchAllocator& adapter = torch_allocator();
+  if (auto* const before = native::allocator.load();
+      before != &adapter && process_config().driver != DriverKind::emulated)
+    adapter.forwarded().stand_on(before);
   // A second owner that owns nothing: the object is never destroyed.
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(
       std::shared_ptr<native::CUDAAllocator>(std::shared_ptr<void>(), &adapter));

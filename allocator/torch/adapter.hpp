@@ -5,8 +5,8 @@
 //
 //   T1  No call of the CUDA runtime before torch itself makes one: installing touches nothing. On the emulated driver
 //       none is ever made; allocations then go to device 0, stream 0, or where the test binding says.
-//   T2  allocate() adds to the pool: the current device, the current stream, three predictable branches (a trace of the
-//       GPU, the profiler, memory history). No map, no lock.
+//   T2  allocate() adds to the pool: the current device, the current stream, four predictable branches (a trace of the
+//       GPU, the profiler, memory history, private pools). No map, no lock, unless a private pool is open (forwarded.hpp).
 //   T3  delete_block() never throws, is the one deleter of every DataPtr handed out, and its address is stable.
 //   T4  Exhaustion is c10::OutOfMemoryError with the pool's sentence; observers run first, without any lock of ours.
 //   T5  What is not served raises one sentence that names the feature and a way on; nothing is ignored silently.
@@ -19,10 +19,9 @@
 
 #include "abi/registry.hpp"
 #include "torch/compat.hpp"
+#include "torch/forwarded.hpp"
 
 namespace dymem {
-
-namespace native = c10::cuda::CUDACachingAllocator;
 
 class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
  public:
@@ -33,6 +32,7 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   c10::DataPtr allocate(size_t size) override;
   c10::DataPtr allocate_on(size_t size, int device, StreamId stream);  // allocate(), told where
   void* malloc_on(size_t size, int device, StreamId stream);           // nullptr for 0 bytes
+  Forwarded& forwarded() { return forwarded_; }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
   void* raw_alloc(size_t size) override;
   void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override;
@@ -88,10 +88,12 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
   std::shared_ptr<void> open_shared_on(const std::string& handle, int device);  // getIpcDevPtr(), told where
 
-  // --- served later (later.cpp): each raises its sentence, except what asks whether something is on
+  // --- private pools, which are forwarded: see forwarded.hpp
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id,
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool_id) override;
+  void markCaptureBegin(c10::DeviceIndex device);
+  void markCaptureEnd(c10::DeviceIndex device);
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool_id) override;
   int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool_id) override;
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool_id,
@@ -110,9 +112,12 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   static void delete_unwatched(void* pointer) noexcept;
   [[noreturn]] void out_of_memory(const OutOfMemory& error, int device, StreamId stream);
   void current_place(int* device, StreamId* stream) const;
-  Bytes private_pool_bytes(int device) const;  // held beside the pool, for graphs and MemPool
+  void* malloc_in_pool(size_t size, int device, StreamId stream);
+  void* malloc_beside_private_pools(size_t size, int device, StreamId stream);
+  static void release_block(void* pointer) noexcept;
 
   const bool emulated_;
+  Forwarded forwarded_;
   std::mutex observers_mutex_;
   std::vector<native::OutOfMemoryObserver> observers_;
   std::vector<torch_compat::OomRejectionObserver> rejection_observers_;

@@ -77,12 +77,20 @@ void fill_later_config(Info& info) {
   }
 }
 
-// Calls, through torch's own interface, a function that older versions lack; throws std::invalid_argument there.
 template <class Allocator>
-void call_later_function(Allocator& allocator, const std::string& name) {
-  if constexpr (requires { allocator.allocateWithAddress(size_t{1}, nullptr); })
-    if (name == "allocateWithAddress") return void(allocator.allocateWithAddress(1, nullptr));
-  throw std::invalid_argument("this version of torch has no " + name);
+c10::DataPtr allocate_with_address(Allocator& allocator, size_t size, void* address) {
+  if constexpr (requires { allocator.allocateWithAddress(size, address); })
+    return allocator.allocateWithAddress(size, address);
+  throw std::invalid_argument("this version of torch has no allocateWithAddress");
+}
+
+// torch 2.12 and later: a capture on this device begins or ends.
+template <class Allocator>
+void mark_capture(Allocator& allocator, c10::DeviceIndex device, bool begins) {
+  if constexpr (requires { allocator.markCaptureBegin(device); }) {
+    if (begins) allocator.markCaptureBegin(device);
+    else allocator.markCaptureEnd(device);
+  }
 }
 
 }  // namespace dymem::torch_compat

@@ -17,6 +17,7 @@ namespace {
 }  // namespace
 
 native::ShareableHandle TorchAllocator::shareIpcHandle(void* pointer) {
+  if (forwarded_.holds(pointer)) return forwarded_.share(pointer);  // of a graph or a MemPool
   try {
     const SharedHandle shared = share(reinterpret_cast<Addr>(pointer));
     return {static_cast<std::ptrdiff_t>(shared.offset), shared.handle};

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "torch/adapter.hpp"
+#include "torch/stand_in.hpp"
 
 namespace py = pybind11;
 
@@ -143,22 +144,8 @@ PYBIND11_MODULE(_torch, m) {
         [] { return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()); });
   m.def("cuda_allocator_is_ours",
         [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
-  // What waits for later, by the name of the virtual function that PyTorch calls.
-  m.def("call_later", [](const std::string& name) {
-    auto* const a = native::get();
-    const c10::MempoolId_t id{0, 1};
-    if (name == "beginAllocateToPool") a->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
-    else if (name == "endAllocateToPool") a->endAllocateToPool(0, id);
-    else if (name == "createOrIncrefPool") a->createOrIncrefPool(0, id);
-    else if (name == "setUseOnOOM") a->setUseOnOOM(0, id, true);
-    else if (name == "setNoSplit") a->setNoSplit(0, id);
-    else if (name == "checkPoolLiveAllocations") a->checkPoolLiveAllocations(0, id, {});
-    else if (name == "getCheckpointState") a->getCheckpointState(0, id);
-    else if (name == "setCheckpointPoolState") a->setCheckpointPoolState(0, nullptr);
-    else if (name == "emptyCache") a->emptyCache(id);
-    else torch_compat::call_later_function(*a, name);
-  });
   bind_tools(m);
+  bind_stand_in(m);
 }
 
 }  // namespace dymem

@@ -5,11 +5,14 @@
 //   sum of allocated_size = allocated bytes, sum of active_size = active bytes, sum of requested_size = requested bytes.
 // A stitched block is a segment of its own at the address that its tensor has; the pieces of home addresses that it
 // borrows are cut out of theirs. All are marked is_expandable: they grow and shrink. Segments belong to no stream (0).
-// Private pools are not the pool's: what is forwarded adds its own.
+// Private pools are forwarded (forwarded.hpp): the other allocator records and reports them, and its segments and entries
+// are put beside ours, in the order of time.
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "torch/adapter.hpp"
@@ -67,6 +70,18 @@ native::AllocatorConfigInfo config_info() {
   return info;
 }
 
+void add_forwarded(native::SnapshotInfo from, native::SnapshotInfo* to) {
+  std::move(from.segments.begin(), from.segments.end(), std::back_inserter(to->segments));
+  if (to->device_traces.size() < from.device_traces.size()) to->device_traces.resize(from.device_traces.size());
+  for (size_t device = 0; device < from.device_traces.size(); ++device) {
+    auto& entries = to->device_traces[device];
+    const auto ours = static_cast<std::ptrdiff_t>(entries.size());
+    std::move(from.device_traces[device].begin(), from.device_traces[device].end(), std::back_inserter(entries));
+    std::inplace_merge(entries.begin(), entries.begin() + ours, entries.end(),
+                       [](const auto& a, const auto& b) { return a.time_.t_ < b.time_.t_; });
+  }
+}
+
 int current_device(bool emulated) {
   if (emulated) return 0;
   c10::DeviceIndex device = 0;
@@ -79,7 +94,7 @@ int current_device(bool emulated) {
 native::SnapshotInfo TorchAllocator::snapshot(c10::MempoolId_t pool_id, bool include_traces) {
   native::SnapshotInfo info;
   info.config_metadata = config_info();
-  if (pool_id.first != 0 || pool_id.second != 0) return info;  // a private pool: nothing of it is ours
+  if (pool_id.first != 0 || pool_id.second != 0) return forwarded_.snapshot(pool_id, include_traces);
   for (int device = 0; device < kDevicesMax; ++device) {
     Pool* const made = pool_if_made(device);
     if (device < device_count_ || made) info.device_traces.resize(static_cast<size_t>(device) + 1);
@@ -90,6 +105,7 @@ native::SnapshotInfo TorchAllocator::snapshot(c10::MempoolId_t pool_id, bool inc
     info.device_traces.back() = std::move(moment.entries);
   }
   if (include_traces) info.external_annotations = history().annotations();
+  if (forwarded_.started()) add_forwarded(forwarded_.snapshot(pool_id, include_traces), &info);
   return info;
 }
 
@@ -105,6 +121,9 @@ void TorchAllocator::recordHistory(bool enabled, native::CreateContextFn context
   settings.when = when;
   settings.skip_actions = skip_actions;
   history().record(settings, clear);
+  forwarded_.when_started([=](native::CUDAAllocator& other) {
+    other.recordHistory(enabled, context, entries_max, when, clear, skip_actions);
+  });
 }
 
 std::shared_ptr<c10::GatheredContext> TorchAllocator::getContextForPointer(const void* pointer) {
@@ -131,7 +150,8 @@ void TorchAllocator::annotateMemory(const void* pointer, const std::string& meta
 }
 
 void TorchAllocator::attachAllocatorTraceTracker(native::AllocatorTraceTracker tracker) {
-  history().add_tracker(std::move(tracker));
+  history().add_tracker(tracker);
+  forwarded_.when_started([tracker](native::CUDAAllocator& other) { other.attachAllocatorTraceTracker(tracker); });
 }
 
 void TorchAllocator::attachOomRejectionObserver(torch_compat::OomRejectionObserver observer) {

@@ -305,27 +305,6 @@ def test_many_threads(script):
     """)
 
 
-LATER = {
-    "beginAllocateToPool": "torch.cuda.graph", "endAllocateToPool": "torch.cuda.graph",
-    "createOrIncrefPool": "torch.cuda.MemPool", "setUseOnOOM": "torch.cuda.MemPool", "setNoSplit": "torch.cuda.MemPool",
-    "checkPoolLiveAllocations": "torch.compile", "getCheckpointState": "torch.compile",
-    "setCheckpointPoolState": "torch.compile",
-    "allocateWithAddress": "given address", "emptyCache": "MemPool",
-}
-
-
-def test_what_waits_for_later_says_so(script):
-    script(f"""
-        newer = ("allocateWithAddress",)  # not in every torch
-        for name, words in {LATER!r}.items():
-            try:
-                raises(RuntimeError, lambda: _torch.call_later(name), "dymem does not serve", words, " yet", ": ")
-            except ValueError as error:
-                assert name in newer and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14), error
-        raises(ValueError, lambda: _torch.call_later("somethingElse"))
-    """)
-
-
 def test_it_is_on_for_good(script):
     script("""
         _torch.enable(True)

@@ -1,0 +1,400 @@
+// See forwarded.hpp (F1..F6): allocation, the limit over both allocators, statistics. private_pools.cpp has the rest.
+#include "torch/forwarded.hpp"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "abi/entry.hpp"
+#include "torch/inside.hpp"
+
+namespace dymem {
+namespace {
+
+// By how much one allocation may make PyTorch's allocator grow: it takes small blocks from segments of 2 MiB and larger
+// ones from segments, or pages of expandable segments, of 20 MiB.
+constexpr Bytes kSmallSegment = 2 * kMiB, kLargeSegment = 20 * kMiB;
+Bytes growth_of(size_t size) { return size <= kMiB ? kSmallSegment : round_up(size, kLargeSegment); }
+
+// How long our pool, at its limit, waits for claims of calls that are under way.
+constexpr int kClaimWaitMs = 20;
+
+Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
+
+void copy(const c10::CachingAllocator::StatArray& from, StatArray& to) {
+  for (int p = 0; p < kStatPools; p++) to[p] = {from[p].current, from[p].peak, from[p].allocated, from[p].freed};
+}
+
+}  // namespace
+
+thread_local int InsideOther::depth_ = 0;
+
+RelaxedCapture::RelaxedCapture(bool emulated) {
+  if (emulated) return;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) before_ = mode;
+  else (void)cudaGetLastError();
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (before_ < 0) return;
+  auto mode = static_cast<cudaStreamCaptureMode>(before_);
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+PoolStats figures_of(const c10::CachingDeviceAllocator::DeviceStats& from) {
+  PoolStats to;
+  copy(from.allocation, to.allocation);
+  copy(from.segment, to.segment);
+  copy(from.active, to.active);
+  copy(from.inactive_split, to.inactive_split);
+  copy(from.allocated_bytes, to.allocated_bytes);
+  copy(from.reserved_bytes, to.reserved_bytes);
+  copy(from.active_bytes, to.active_bytes);
+  copy(from.inactive_split_bytes, to.inactive_split_bytes);
+  copy(from.requested_bytes, to.requested_bytes);
+  to.num_alloc_retries = from.num_alloc_retries;
+  to.num_ooms = from.num_ooms;
+  to.num_sync_all_streams = from.num_sync_all_streams;
+  to.num_device_alloc = from.num_device_alloc;
+  to.num_device_free = from.num_device_free;
+  return to;
+}
+
+// Bytes of the limit set aside while the other allocator is called; gone when what it took is known.
+class Forwarded::Claim {
+ public:
+  Claim(Forwarded& forwarded, int device, Pool& pool, Bytes more)
+      : forwarded_(forwarded), device_(device), pool_(pool), claimed_(pool.claim_forwarded(more)) {
+    try {
+      forwarded.cap(device, pool.forwarded_max());
+    } catch (...) {
+      pool.settle_forwarded(nullptr, claimed_);
+      throw;
+    }
+  }
+  ~Claim() { end(); }
+  void end() noexcept {
+    if (ended_) return;
+    ended_ = true;
+    try {
+      forwarded_.settle(device_, claimed_);
+    } catch (...) {  // its figures will be asked for again
+      pool_.settle_forwarded(nullptr, claimed_);
+    }
+  }
+
+ private:
+  Forwarded& forwarded_;
+  const int device_;
+  Pool& pool_;
+  const Bytes claimed_;
+  bool ended_ = false;
+};
+
+native::CUDAAllocator& Forwarded::start() {
+  native::CUDAAllocator* const other = other_.load();
+  if (!other) {
+    const std::string sentence =
+        "dymem: private pools (torch.cuda.graph, torch.cuda.MemPool) need a GPU, and the emulated driver has none.";
+    TORCH_CHECK_NOT_IMPLEMENTED(false, sentence);
+  }
+  if (started()) return *other;
+  std::vector<std::function<void(native::CUDAAllocator&)>> calls;
+  {
+    std::lock_guard lock(start_mutex_);
+    if (started()) return *other;
+    int count = device_count_.load();
+    if (count == 0) count = emulated_ ? dymem::device_count() : c10::cuda::device_count();
+    other->init(count);
+    device_count_.store(count);
+    calls.swap(waiting_);
+    started_.store(true, std::memory_order_release);
+  }
+  InsideOther inside;
+  for (const auto& call : calls) call(*other);
+  return *other;
+}
+
+// --------------------------------------------------------------------------------------------- allocating and freeing
+
+void* Forwarded::call_malloc(size_t size, int device, cudaStream_t stream) {
+  native::CUDAAllocator& other = start();
+  InsideOther inside;
+  if (emulated_) return other.raw_alloc_with_stream(size, stream);
+  c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  return other.raw_alloc_with_stream(size, stream);
+}
+
+void* Forwarded::malloc(size_t size, int device, cudaStream_t stream) {
+  if (InsideOther::now())
+    throw InvalidArgument(
+        "dymem: the allocator of a MemPool asked PyTorch for memory, which is what asked it: it must take its memory "
+        "from CUDA, or be left out.");
+  Pool& pool = dymem::pool(device);
+  for (bool again = false;; again = true) {
+    void* pointer = nullptr;
+    {
+      Claim claim(*this, device, pool, again ? kNoLimit : growth_of(size));
+      try {
+        pointer = call_malloc(size, device, stream);
+      } catch (const c10::OutOfMemoryError&) {
+      }
+      if (pointer) remember(pointer, device);
+    }
+    if (pointer) return pointer;
+    if (again) out_of_memory(size, device, pool);
+    absorbed_[device].fetch_add(1);
+    RelaxedCapture relaxed(emulated_);
+    pool.trim();
+  }
+}
+
+void* Forwarded::malloc_spare(size_t size, int device, cudaStream_t stream) {
+  if (spare_count_.load(std::memory_order_relaxed) == 0 || InsideOther::now()) return nullptr;
+  Pool& pool = dymem::pool(device);
+  void* pointer = nullptr;
+  try {
+    Claim claim(*this, device, pool, 0);
+    pointer = call_malloc(size, device, stream);
+    remember(pointer, device);
+  } catch (const c10::Error&) {
+  }
+  absorbed_[device].fetch_add(1);  // a failure of the other's or, if it could serve, of our pool's
+  return pointer;
+}
+
+void Forwarded::out_of_memory(size_t size, int device, Pool& pool) {
+  const PoolStats s = pool.stats();
+  const DeviceMemory memory = pool.driver().memory();
+  OutOfMemoryFigures f;
+  f.requested = size;
+  f.live = static_cast<Bytes>(s.allocated_bytes[kAll].current);
+  f.pending = static_cast<Bytes>(s.pending_bytes.current);
+  f.reserved = static_cast<Bytes>(s.reserved_bytes[kAll].current);
+  f.private_pools = static_cast<Bytes>(s.forwarded_bytes.current);
+  f.limit = pool.limit();
+  f.device_free = memory.free;
+  f.device_total = memory.total;
+  f.device = device;
+  throw OutOfMemory(
+      f, "CUDA out of memory (dymem). Tried to allocate " + human_bytes(size) + " in a private pool (of a CUDA graph or a " +
+             "MemPool) on GPU " + std::to_string(device) + ": private pools hold " + human_bytes(f.private_pools) + ", " +
+             human_bytes(static_cast<Bytes>(s.forwarded_live_bytes.current)) + " of it live; outside of them live " +
+             human_bytes(f.live) + ", pending " + human_bytes(f.pending) + ", reserved " + human_bytes(f.reserved) +
+             ", limit " + (f.limit ? human_bytes(f.limit) : std::string("none")) + ", device " +
+             human_bytes(f.device_free) + " free of " + human_bytes(f.device_total) +
+             ". Let go of graphs and pools that are no longer used, let graphs share one pool, or use a smaller batch.");
+}
+
+c10::DataPtr Forwarded::allocate_with_address(size_t size, void* address) {
+  native::CUDAAllocator& other = start();
+  c10::DataPtr data;
+  {
+    InsideOther inside;
+    data = torch_compat::allocate_with_address(other, size, address);
+  }
+  const c10::Device device = data.device();
+  void* const pointer = data.get();
+  remember(pointer, device.index());
+  data.release_context();
+  settle(device.index());
+  return {pointer, pointer, deleter_, device};
+}
+
+void Forwarded::remember(void* pointer, int device) {
+  try {
+    std::lock_guard lock(held_mutex_);
+    held_[pointer] = device;
+    held_count_.store(held_.size(), std::memory_order_relaxed);
+    return;
+  } catch (const std::bad_alloc&) {
+  }
+  InsideOther inside;
+  other_.load()->raw_delete(pointer);
+  throw std::bad_alloc();
+}
+
+bool Forwarded::forget(const void* pointer, int* device) {
+  if (held_count_.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(held_mutex_);
+  const auto found = held_.find(pointer);
+  if (found == held_.end()) return false;
+  *device = found->second;
+  held_.erase(found);
+  held_count_.store(held_.size(), std::memory_order_relaxed);
+  return true;
+}
+
+bool Forwarded::holds(const void* pointer) const {
+  if (held_count_.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(held_mutex_);
+  return held_.count(pointer) != 0;
+}
+
+bool Forwarded::free_quietly(void* pointer) noexcept {
+  int device = 0;
+  if (forked()) return true;
+  if (!forget(pointer, &device)) return false;
+  try {
+    {
+      InsideOther inside;
+      other_.load()->raw_delete(pointer);
+    }
+    settle(device);
+  } catch (const c10::Error& error) {
+    complain_of_free(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    complain_of_free(error.what());
+  } catch (...) {
+    complain_of_free("unknown error.");
+  }
+  return true;
+}
+
+void Forwarded::record_stream(void* pointer, c10::cuda::CUDAStream stream) {
+  native::CUDAAllocator& other = start();
+  int device = 0;
+  {
+    std::lock_guard lock(held_mutex_);
+    const auto found = held_.find(pointer);
+    if (found == held_.end()) return;
+    device = found->second;
+  }
+  const auto index = static_cast<c10::DeviceIndex>(device);
+  // The other allocator only looks at data with its own deleter; this one is never run.
+  c10::DataPtr view(pointer, pointer, other.raw_deleter(), {c10::DeviceType::CUDA, index});
+  try {
+    InsideOther inside;
+    other.recordStream(view, stream);
+  } catch (...) {
+    view.release_context();
+    throw;
+  }
+  view.release_context();
+}
+
+void* Forwarded::base_allocation(void* pointer, size_t* size) {
+  InsideOther inside;
+  return other_.load()->getBaseAllocation(pointer, size);
+}
+
+// What is asked for may be allocated in an open pool: then what lies idle there counts.
+void Forwarded::cache_info(c10::DeviceIndex device, size_t* largest) {
+  if (!started() || !any_open()) return;
+  size_t found = 1;  // zero would ask for a guess
+  InsideOther inside;
+  other_.load()->cacheInfo(device, &found);
+  *largest = std::max(*largest, found);
+}
+
+// ------------------------------------------------------------------------------------------ the limit over both, trimming
+
+// What the other allocator takes fractions of.
+Bytes Forwarded::total_memory(int device) {
+  Bytes known = totals_[device].load();
+  if (known) return known;
+  if (emulated_) {
+    known = pool(device).driver().memory().total;
+  } else {
+    cudaDeviceProp properties;
+    C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    known = properties.totalGlobalMem;
+  }
+  totals_[device].store(known);
+  return known;
+}
+
+void Forwarded::cap(int device, Bytes most) {
+  std::atomic<Bytes>& last = caps_[device];
+  const Bytes before = last.load();
+  if (before == most || (before == 0 && most == kNoLimit)) return;
+  last.store(most);
+  native::CUDAAllocator& other = start();
+  const double total = static_cast<double>(total_memory(device));
+  Bytes given = 0;
+  do {  // until what was given last is what was asked for last, by whichever thread
+    given = last.load();
+    // Half a byte more, so that rounding the product down gives the very number.
+    const double fraction = given == kNoLimit ? 1.0 : std::min(1.0, (static_cast<double>(given) + 0.5) / total);
+    InsideOther inside;
+    try {
+      other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+    } catch (...) {
+      last.store(kNoLimit - 1);  // not known: give it again
+      throw;
+    }
+  } while (last.load() != given);
+}
+
+void Forwarded::settle(int device, Bytes claimed) {
+  Pool* const pool = pool_if_made(device);
+  if (!pool || !started()) return;
+  PoolStats figures;
+  {
+    InsideOther inside;
+    figures = figures_of(other_.load()->getDeviceStats(static_cast<c10::DeviceIndex>(device)));
+  }
+  const std::int64_t absorbed = absorbed_[device].load();
+  figures.num_ooms -= absorbed;
+  figures.num_alloc_retries += absorbed;
+  pool->settle_forwarded(&figures, claimed);
+}
+
+void Forwarded::settle_all() {
+  for (int device = 0; device < device_count_.load() && device < kDevicesMax; device++) settle(device);
+}
+
+void Forwarded::empty_cache(c10::MempoolId_t id) {
+  if (!started()) return;
+  {
+    InsideOther inside;
+    other_.load()->emptyCache(id);
+  }
+  settle_all();
+}
+
+Bytes Forwarded::reclaim(int device) {
+  Pool* const pool = pool_if_made(device);
+  if (!started() || !pool || InsideOther::now()) return 0;
+  const auto held = [&] { return pool->stats().forwarded_bytes.current; };
+  const auto before = held();
+  if (before) empty_cache({0, 0});
+  if (const auto now = held(); now < before) return static_cast<Bytes>(before - now);
+  // Calls under way may have claimed more than they take.
+  for (int waited = 0; waited < kClaimWaitMs && pool->forwarded_claims(); waited++) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!pool->forwarded_claims()) return 1;
+  }
+  return 0;
+}
+
+// --------------------------------------------------------------------------------------------------------- statistics
+
+void Forwarded::device_stats(int device, Pool* pool, c10::CachingDeviceAllocator::DeviceStats* to) {
+  if (!started() || !pool || device >= device_count_.load()) return;
+  settle(device);
+  InsideOther inside;
+  *to = other_.load()->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+}
+
+void Forwarded::reset_stats(int device, Pool* pool, bool peaks) {
+  const bool forwards = started() && device < device_count_.load();
+  if (forwards) {
+    InsideOther inside;
+    if (peaks) other_.load()->resetPeakStats(static_cast<c10::DeviceIndex>(device));
+    else other_.load()->resetAccumulatedStats(static_cast<c10::DeviceIndex>(device));
+    if (!peaks) absorbed_[device].store(0);
+  }
+  if (pool && peaks) pool->reset_peak_stats();
+  if (pool && !peaks) pool->reset_accumulated_stats();
+  if (forwards) settle(device);
+}
+
+}  // namespace dymem

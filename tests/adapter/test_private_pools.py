@@ -1,0 +1,410 @@
+"""Private pools (CUDA graphs, MemPool) are forwarded to PyTorch's own allocator; here a stand-in takes its place, which
+serves memory of the host and hangs when it is called under a lock of dymem's. Calls go through PyTorch's entry points.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+START = """
+_torch.stand_in()
+_torch.init()
+GRAPH, OTHER = (1, 0), (0, 7)  # the ids of a graph's pool and of a MemPool
+facts = _torch.stand_in_facts
+own = lambda name: dymem.memory_stats()[name]
+torch.cuda.memory.is_initialized = lambda: True  # memory_stats() answers {} before CUDA is initialised
+def stats():
+    return torch.cuda.memory_stats(0)
+"""
+
+
+@pytest.fixture
+def pools(script):
+    def run(code, conf="driver='emulated', emulated_capacity='64MiB'", **env):
+        import textwrap
+
+        return script(START + textwrap.dedent(code), conf=conf, **env)
+
+    return run
+
+
+def test_the_filter_decides_who_is_forwarded(pools):
+    pools("""
+        before = _torch.allocate_on(MiB, stream=5)
+        assert facts().get("malloc", 0) == 0
+        _torch.begin_pool(GRAPH, stream=5)
+        captured, eager = _torch.allocate_on(MiB, stream=5), _torch.allocate_on(MiB, stream=6)
+        assert facts()["malloc"] == 1 and facts()["live"] == 1
+        assert own("allocation.all.current") == 2
+        _torch.end_pool(GRAPH)
+        after = _torch.allocate_on(MiB, stream=5)
+        assert facts()["malloc"] == 1 and own("allocation.all.current") == 3
+        # a MemPool: this thread's allocations, on any stream; the other thread's go on
+        import threading
+        _torch.begin_pool(OTHER)
+        elsewhere = []
+        thread = threading.Thread(target=lambda: elsewhere.append(_torch.allocate_on(MiB)))
+        thread.start(); thread.join()
+        mine = [_torch.allocate_on(MiB, stream=s) for s in (0, 5, 6)]
+        assert facts()["malloc"] == 4 and own("allocation.all.current") == 4
+        _torch.end_pool(OTHER)
+        assert facts()["open"] == 0
+        for data in (before, captured, eager, after, *mine, *elsewhere):
+            assert data.has_deleter
+            data.free()
+        assert facts()["live"] == 0 and own("allocation.all.current") == 0
+        assert _core.abi.pool(0).audit() == []
+    """)
+
+
+def test_nested_pools_and_two_devices(pools):
+    pools("""
+        _torch.begin_pool(GRAPH)
+        _torch.begin_pool(OTHER)  # the latest wins
+        raises(RuntimeError, lambda: _torch.begin_pool(OTHER), "already recording")
+        inner = _torch.allocate_on(MiB)
+        _torch.end_pool(OTHER)
+        outer = _torch.allocate_on(MiB)
+        # Another device has no open pool: nothing of it is forwarded.
+        there = _torch.allocate_on(MiB, device=1)
+        assert facts()["malloc"] == 2 and dymem.memory_stats(1)["allocation.all.current"] == 1
+        _torch.end_pool(GRAPH)
+        raises(RuntimeError, lambda: _torch.end_pool(GRAPH), "not currently recording")
+        assert _torch.segments_of_pool(OTHER) == 1 and _torch.segments_of_pool(GRAPH) == 1
+        assert _torch.check_live(OTHER, [inner.address]) and not _torch.check_live(OTHER, [])
+    """, conf="driver='emulated', emulated_capacity='64MiB', emulated_devices=2")
+
+
+def test_addresses_tell_whose_they_are(pools):
+    pools("""
+        ours = _torch.allocate_on(MiB)
+        _torch.begin_pool(OTHER)
+        theirs = _torch.allocate_on(3 * MiB)
+        raw = _torch.raw_alloc(MiB)
+        _torch.end_pool(OTHER)
+        assert _torch.base_allocation(theirs.address) == (theirs.address, 4 * MiB)
+        assert _torch.base_allocation(ours.address)[0] == ours.address
+        theirs.record_stream(4096)
+        assert _torch.stand_in_streams_of(theirs.address) == {4096}
+        ours.record_stream(4096)
+        _torch.raw_delete(raw)
+        raises(RuntimeError, lambda: _torch.raw_delete(raw), "freed already")
+        address = theirs.address
+        import threading
+        thread = threading.Thread(target=theirs.free)  # by another thread, with no pool open
+        thread.start(); thread.join()
+        raises(RuntimeError, lambda: _torch.raw_delete(address), "freed already")
+        raises(RuntimeError, lambda: _torch.base_allocation(address))
+        assert facts()["live"] == 0
+    """)
+
+
+def test_use_counts_and_pools_that_were_never_made(pools):
+    pools("""
+        _torch.release_pool(OTHER)  # destructors of pools that could not be made
+        _torch.create_pool(OTHER)
+        _torch.set_no_split(OTHER)
+        assert _torch.use_count(OTHER) == 1
+        _torch.begin_pool(OTHER)
+        assert _torch.use_count(OTHER) == 2
+        data = _torch.allocate_on(MiB)
+        _torch.end_pool(OTHER)
+        _torch.release_pool(OTHER)
+        data.free()
+        _torch.empty_pool(OTHER)  # still used: nothing goes
+        assert facts()["reserved"] == 2 * MiB
+        _torch.release_pool(OTHER)
+        _torch.empty_pool(OTHER)
+        assert facts()["reserved"] == 0 == own("forwarded_bytes.current")
+    """)
+
+
+def test_without_a_gpu_or_a_stand_in_it_says_so(script):
+    script("""
+        for call in (lambda: _torch.begin_pool((1, 0)), lambda: _torch.create_pool((1, 0)),
+                     lambda: _torch.set_use_on_oom((1, 0), True), lambda: _torch.checkpoint((1, 0))):
+            raises(NotImplementedError, call, "private pools", "GPU", "emulated")
+        _torch.release_pool((1, 0))
+        assert _torch.use_count((1, 0)) == 0
+        _torch.attach_tracker()
+        assert _torch.allocate_on(MiB).has_deleter
+    """)
+
+
+def test_a_checkpoint_is_restored_with_the_one_deleter(pools):
+    pools("""
+        _torch.begin_pool(GRAPH)
+        kept, dropped = _torch.allocate_on(MiB), _torch.allocate_on(MiB)
+        state = _torch.checkpoint(GRAPH)
+        later = _torch.allocate_on(5 * MiB)
+        _torch.end_pool(GRAPH)
+        addresses = {kept.address, dropped.address, later.address}
+        dropped_at = dropped.address
+        dropped.free()
+        freed, made, ours = _torch.restore(state)
+        assert set(freed) == addresses - {dropped_at}
+        assert set(made) == {kept.address, dropped_at} and ours
+        assert _torch.check_live(GRAPH, made)
+        # What came back is freed by address; what the restoring freed is not held any more.
+        _torch.raw_delete(dropped_at)
+        raises(RuntimeError, lambda: _torch.raw_delete(later.address), "freed already")
+        kept.free()
+        assert facts()["live"] == 0 == own("forwarded_live_bytes.current")
+    """)
+
+
+def test_statistics_of_both_with_their_joint_peak(pools):
+    pools("""
+        eager = [_torch.allocate_on(8 * MiB)]
+        _torch.begin_pool(GRAPH, stream=5)
+        a = _torch.allocate_on(4 * MiB, stream=5)
+        eager.append(_torch.allocate_on(8 * MiB))
+        s = stats()
+        assert s["allocated_bytes.all.current"] == 20 * MiB and s["allocation.all.current"] == 3
+        assert s["reserved_bytes.all.current"] == own("reserved_bytes.all.current") + 4 * MiB
+        assert s["allocated_bytes.all.peak"] == 20 * MiB
+        # Peaks that never were at the same time are not added: ours falls, then theirs rises.
+        eager.clear(); gc.collect()
+        b = _torch.allocate_on(6 * MiB, stream=5)
+        assert stats()["allocated_bytes.all.peak"] == 20 * MiB
+        assert own("allocated_bytes.all.peak") == 16 * MiB  # of our pool alone
+        # In between, with nobody looking: ours rises again while theirs is 10 MiB.
+        _torch.allocate_on(12 * MiB).free()
+        assert stats()["allocated_bytes.all.peak"] == 22 * MiB
+        a.free(); b.free()
+        _torch.end_pool(GRAPH)
+        s = stats()
+        assert s["allocated_bytes.all.peak"] == 22 * MiB and s["allocated_bytes.all.current"] == 0
+        assert s["allocated_bytes.all.allocated"] == s["allocated_bytes.all.freed"] == 38 * MiB
+        torch._C._cuda_resetPeakMemoryStats(0); torch._C._cuda_resetAccumulatedMemoryStats(0)
+        s = stats()
+        assert s["allocated_bytes.all.peak"] == 0 == s["allocated_bytes.all.allocated"]
+        assert s["reserved_bytes.all.peak"] == s["reserved_bytes.all.current"] > 0
+        _torch.allocate_on(MiB).free()
+        assert stats()["allocated_bytes.all.peak"] == MiB == stats()["allocated_bytes.all.freed"]
+        assert own("forwarded_bytes.current") == facts()["reserved"] == 10 * MiB
+        assert f"{stats()['reserved_bytes.all.current'] // 1024} KiB" in torch.cuda.memory_summary(0)
+    """)
+
+
+LIMITED = "driver='emulated', emulated_capacity='256MiB', limit='64MiB'"
+
+
+def test_the_limit_covers_both(pools):
+    pools("""
+        _torch.begin_pool(GRAPH, stream=5)
+        held = []
+        def fill(stream):
+            while True:
+                held.append(_torch.allocate_on(4 * MiB, stream=stream))
+        held += [_torch.allocate_on(4 * MiB, stream=5) for _ in range(8)]
+        raises(torch.OutOfMemoryError, lambda: fill(6), "limit 64.0 MiB", "in private pools 32.0 MiB")
+        total = lambda: own("reserved_bytes.all.current") + facts()["reserved"]
+        assert 60 * MiB <= total() <= 64 * MiB
+        assert facts()["cap"] <= 64 * MiB - own("reserved_bytes.all.current") + 20 * MiB
+        raises(torch.OutOfMemoryError, lambda: fill(5), "in a private pool", "private pools hold", "limit 64.0 MiB")
+        assert total() <= 64 * MiB
+        # The other way round: what our pool holds the private pool cannot have, until it is idle.
+        for data in held: data.free()
+        held.clear()
+        assert own("allocated_bytes.all.current") == 0 < own("reserved_bytes.all.current")
+        held += [_torch.allocate_on(4 * MiB, stream=5) for _ in range(15)]  # trims our pool
+        assert total() <= 64 * MiB and facts()["reserved"] >= 60 * MiB
+        _torch.end_pool(GRAPH)
+        assert stats()["num_ooms"] == 2, stats()["num_ooms"]
+        assert _core.abi.pool(0).audit() == []
+    """, conf=LIMITED)
+
+
+def test_our_pool_gets_what_dead_pools_hold(pools):
+    pools("""
+        _torch.begin_pool(GRAPH, stream=5)
+        held = [_torch.allocate_on(4 * MiB, stream=5) for _ in range(12)]
+        _torch.end_pool(GRAPH)
+        for data in held: data.free()
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(40 * MiB))  # its graph still lives
+        _torch.release_pool(GRAPH)
+        data = _torch.allocate_on(40 * MiB)
+        assert facts()["reserved"] == 0 and own("reserved_bytes.all.current") <= 64 * MiB
+    """, conf=LIMITED)
+
+
+def test_a_full_device_without_a_limit(pools):
+    pools("""
+        kept = _torch.allocate_on(48 * MiB)
+        kept.free()
+        _torch.begin_pool(GRAPH, stream=5)
+        held = [_torch.allocate_on(8 * MiB, stream=5) for _ in range(6)]
+        assert own("reserved_bytes.all.current") <= 16 * MiB and facts()["cap"] == -1
+        raises(torch.OutOfMemoryError, lambda: [_torch.allocate_on(8 * MiB, stream=5) for _ in range(9)
+                                                if held.append(_torch.allocate_on(8 * MiB, stream=5)) or True],
+               "private pool", "limit none")
+        _torch.end_pool(GRAPH)
+        held.clear(); gc.collect()
+        _torch.release_pool(GRAPH)
+        _torch.allocate_on(60 * MiB).free()
+    """)
+
+
+def test_the_fraction_caps_both_and_can_change(pools):
+    pools("""
+        torch._C._cuda_setMemoryFraction(0.25, 0)
+        _torch.begin_pool(GRAPH, stream=5)
+        held = [_torch.allocate_on(4 * MiB, stream=5) for _ in range(10)]
+        assert 0 < facts()["cap"] <= 64 * MiB
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(28 * MiB, stream=6))
+        torch._C._cuda_setMemoryFraction(1.0, 0)
+        held.append(_torch.allocate_on(28 * MiB, stream=6))
+        held += [_torch.allocate_on(4 * MiB, stream=5) for _ in range(10)]
+        assert facts()["cap"] == -1
+    """, conf="driver='emulated', emulated_capacity='256MiB'")
+
+
+def test_use_on_oom(pools):
+    pools("""
+        _torch.create_pool(OTHER)
+        _torch.begin_pool(OTHER)
+        spare = _torch.allocate_on(16 * MiB)
+        _torch.end_pool(OTHER)
+        at = spare.address
+        spare.free()
+        full = _torch.allocate_on(44 * MiB)
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(16 * MiB))
+        _torch.set_use_on_oom(OTHER, True)
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        data = _torch.allocate_on(16 * MiB)
+        assert data.address == at and data.has_deleter and stats()["num_ooms"] == 0
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(16 * MiB))  # taken
+        assert stats()["num_ooms"] == 1
+        data.free()
+        _torch.set_use_on_oom(OTHER, False)
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(16 * MiB))
+    """, conf=LIMITED)
+
+
+def test_a_source_that_is_dymem_itself_is_no_source(pools):
+    pools("""
+        _torch.create_pool(OTHER, from_dymem=True)
+        _torch.begin_pool(OTHER)
+        data = _torch.allocate_on(MiB)
+        _torch.end_pool(OTHER)
+        assert own("allocation.all.current") == 0 and facts()["live"] == 1
+        data.free()
+    """)
+
+
+def test_callbacks_and_observers_run_without_locks(pools):
+    pools("""
+        seen, freed = [], []
+        _torch.attach_out_of_memory_observer(lambda *figures: seen.append(figures))
+        kept = [_torch.allocate_on(4 * MiB) for _ in range(15)]
+        def callback():  # runs under the other allocator's lock, and frees memory of ours and of its
+            if not kept: return False
+            data = kept.pop()
+            freed.append(data.address)
+            data.free()
+            return True
+        _torch.set_free_callback(callback)
+        _torch.begin_pool(GRAPH, stream=5)
+        a = _torch.allocate_on(4 * MiB, stream=5)
+        kept.append(a); a_at = a.address
+        b = _torch.allocate_on(4 * MiB, stream=5)
+        assert a_at in freed and facts()["live"] == 1
+        assert not seen
+        kept.clear(); gc.collect()
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(100 * MiB, stream=5))
+        assert seen == [(0, 100 * MiB, 64 * MiB, seen[0][3])]
+    """, conf=LIMITED)
+
+
+def test_whichever_call_fails_nothing_is_lost(pools):
+    pools("""
+        def scenario():
+            pool = (1, scenario.number)
+            scenario.number += 1
+            begun = False
+            held = [_torch.allocate_on(MiB)]
+            try:
+                _torch.begin_pool(pool, stream=5)
+                begun = True
+                held += [_torch.allocate_on(MiB, stream=5) for _ in range(3)]
+                held[-1].record_stream(4096)
+                held.pop().free()
+                state = _torch.checkpoint(pool)
+            finally:
+                try:
+                    if begun: _torch.end_pool(pool)
+                finally:
+                    for data in held: data.free()
+                    if begun: _torch.release_pool(pool)
+                    _torch.empty_pool((0, 0))
+        scenario.number = 1
+        scenario()
+        failures = 0
+        for call in range(1, 40):
+            _torch.stand_in_fail_call(call)
+            try:
+                scenario()
+            except RuntimeError as error:
+                assert "as it was told" in str(error) or "not currently" in str(error), error
+                failures += 1
+            _torch.stand_in_fail_call(0)
+            assert own("allocation.all.current") == 0
+            assert _core.abi.pool(0).audit() == []
+        assert failures > 10
+        scenario()
+        # What the other allocator failed to free it keeps; beyond that nothing was left behind, and no claim.
+        held = _torch.allocate_on(60 * MiB - facts()["reserved"])
+    """, conf=LIMITED)
+
+
+def test_threads_free_and_allocate_on_both_sides(pools):
+    pools("""
+        import random, threading
+        shared, lock, errors = [], threading.Lock(), []
+        def work(number):
+            r = random.Random(number)
+            pool = (1, 100 + number)
+            try:
+                for _ in range(30):
+                    _torch.begin_pool(pool)
+                    mine = [_torch.allocate_on(r.choice((1, 3)) * MiB // 4) for _ in range(r.randrange(6))]
+                    _torch.end_pool(pool)
+                    mine += [_torch.allocate_on(MiB // 2) for _ in range(r.randrange(3))]
+                    with lock:
+                        shared.extend(mine)
+                        r.shuffle(shared)
+                        taken, shared[:] = shared[:len(shared) // 2], shared[len(shared) // 2:]
+                    for data in taken: data.free()
+                    _torch.release_pool(pool)
+                    stats()
+                    total = own("reserved_bytes.all.current") + own("forwarded_bytes.current")
+                    if total > 64 * MiB: errors.append(total)
+            except torch.OutOfMemoryError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        assert not errors, errors
+        for data in shared: data.free()
+        assert facts()["live"] == 0 == stats()["allocated_bytes.all.current"]
+        assert own("forwarded_bytes.current") == facts()["reserved"]
+        assert _core.abi.pool(0).audit() == []
+    """, conf=LIMITED)
+
+
+def test_a_forked_child_frees_nothing(pools):
+    pools("""
+        _torch.begin_pool(GRAPH)
+        data = _torch.allocate_on(MiB)
+        _torch.end_pool(GRAPH)
+        child = os.fork()
+        if child == 0:
+            data.free()
+            _torch.release_pool(GRAPH)
+            os._exit(0 if facts()["live"] == 1 else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        data.free()
+        assert facts()["live"] == 0
+    """)
