@@ -10,8 +10,6 @@ import sys
 
 import pytest
 
-from conftest import environment
-
 pytestmark = pytest.mark.torch
 CONF = "driver:emulated,emulated_capacity:64MiB,limit:48MiB"
 TELLS = """
@@ -20,7 +18,7 @@ import json, os, sys
 def told():
     import torch
     from dymem import _core
-    return [torch.cuda.get_allocator_backend(), _core.abi.configuration()]
+    return [torch.cuda.get_allocator_backend(), _core.abi.process_config()]
 """
 
 
@@ -30,7 +28,8 @@ def run(first_build, tmp_path):
 
     def run(text: str, *arguments: str, before=("-m", "dymem", "run"), **more: str) -> list:
         (tmp_path / "script.py").write_text(TELLS + text)
-        clean = {key: value for key, value in environment(first_build.cache, DYMEM_CONF=CONF, **more).items()}
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("DYMEM_", "PYTORCH_"))}
+        clean |= {"DYMEM_CACHE": str(first_build.cache), "DYMEM_CONF": CONF, **more}
         done = subprocess.run([sys.executable, *before, *(arguments or ["script.py"])], cwd=tmp_path, env=clean,
                               capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -55,6 +55,7 @@ def runs(request, tmp_path_factory):
     """The runs of every stack that this session wants, all started at the first call."""
     wanted = [item.callspec.params["name"] for item in request.session.items
               if item.path == Path(__file__) and hasattr(item, "callspec")]
+    wanted.sort(key=lambda name: not catalogue.STACKS[name].compiles)
     folder, gpus = tmp_path_factory.mktemp("stacks"), 0 if ON_CPU else catalogue.gpu_count()
     with concurrent.futures.ThreadPoolExecutor(TOGETHER) as pool:
         yield {name: pool.submit(run_both, name, gpus, folder / name) for name in dict.fromkeys(wanted)
@@ -77,7 +78,7 @@ def test_a_stack_runs_unchanged_and_computes_the_same(runs, name):
         assert [rank["digest"] for rank in dymem["ranks"]] == [rank["digest"] for rank in native["ranks"]]
     else:
         assert [*map(float.fromhex, dymem["losses"])] == pytest.approx([*map(float.fromhex, native["losses"])], rel=2e-3)
-    if native["device"] != "cpu":
+    if native["device"] != "cpu" and native["exact"]:
         assert native["max_memory_allocated"] > 0
         # PyTorch counts what it does not split off a block; beside that, the same work holds the same bytes.
         assert dymem["max_memory_allocated"] <= 1.02 * native["max_memory_allocated"] + (4 << 20)

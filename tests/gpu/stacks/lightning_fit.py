@@ -49,6 +49,6 @@ model = Classifier()
 trainer = lightning.Trainer(
     max_steps=steps.count, accelerator="gpu" if steps.cuda else "cpu", devices=1, logger=False, enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False, callbacks=[Watch()], num_sanity_val_steps=1,
-    val_check_interval=steps.size(3, 20), precision="bf16-mixed" if steps.cuda else "32-true")
+    limit_val_batches=0 if steps.timed else 1.0, val_check_interval=3, precision="bf16-mixed" if steps.cuda else "32-true")
 trainer.fit(model, DataLoader(images(batch * steps.count, side), batch), DataLoader(images(4 * batch, side + 8), 2 * batch))
 steps.finish(*model.parameters())

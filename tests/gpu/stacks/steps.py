@@ -1,8 +1,8 @@
 """What the scripts of this folder share: the same seeds, deterministic kernels, and one JSON line of what was computed.
 
     STACK_STEPS=N   so many steps (default 6)
-    STACK_TIMED=1   as people run it: larger, kernels of any order; each step waits for a line on stdin, after `ready`, and
-                    is answered by `step`, so that several processes can take turns (dymem.compare.turns)
+    STACK_TIMED=1   as people run it: larger, kernels of any order; says `ready`, then `step` after each step, and waits for
+                    a line on stdin before each, so that several processes can take turns (dymem.compare.turns)
 
 Nothing in this folder knows dymem: these are scripts as users have them. They take the GPU if there is one, else the CPU.
 What libraries print goes to stderr; stdout is for the protocol and the JSON line, which rank 0 prints, with what each
@@ -58,8 +58,8 @@ class Steps:
                 getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(False)
 
     def size(self, small: int, large: int) -> int:
-        """The size for a test, or for a timed run."""
-        return large if self.timed else small
+        """The size for a test, or for a timed run on a GPU."""
+        return large if self.timed and self.cuda else small
 
     def __iter__(self) -> Iterator[int]:
         for number in range(self.count):
@@ -71,8 +71,7 @@ class Steps:
     def begin(self) -> None:
         if self.timed:
             if self.rank == 0:
-                if self._turn == 0:
-                    print("ready", file=self._out)
+                print("step" if self._turn else "ready", file=self._out)  # what came after the last step is done, too
                 sys.stdin.readline()
             if self.ranks > 1:  # not by a collective: its kernels would spin while another process has the turn
                 store = dist.distributed_c10d._get_default_store()
@@ -89,8 +88,6 @@ class Steps:
         if self.cuda:
             torch.cuda.synchronize()
         self._seconds.append(round(time.perf_counter() - self._began, 7))
-        if self.timed and self.rank == 0:
-            print("step", file=self._out)
 
     def loss(self, value: torch.Tensor | float) -> None:
         self._losses.append(float(value))
@@ -107,6 +104,8 @@ class Steps:
             told = [None] * self.ranks
             dist.all_gather_object(told, mine)
         if self.rank == 0:
+            if self.timed:
+                print("step", file=self._out)
             print(json.dumps({
                 "script": os.path.basename(sys.argv[0]), "torch": torch.__version__, "backend": mine["backend"],
                 "device": torch.cuda.get_device_name() if self.cuda else "cpu", "exact": self._exact,
