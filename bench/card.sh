@@ -5,7 +5,8 @@
 #
 # ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare).
 # parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps (ten
-# minutes each at most; RMM only where it can be imported); stress (4 minutes, likewise); peers (two cards)
+# minutes each at most; RMM only where it can be imported); stress (4 minutes, likewise); peers (two cards); stacks (4
+# minutes: users' scripts unchanged, on all cards there are) and stackpairs (9 minutes: their step times)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -35,7 +36,11 @@ for part in $parts; do
         --out "$out" ;;
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
-    tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
+    tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py \
+      --ignore tests/gpu/test_stacks.py ;;
+    stacks) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_stacks.py --durations 20 \
+      --junitxml "$out/stacks.xml" ;;
+    stackpairs) timeout 560 "$python" bench/stacks.py --bound 1.01 --budget-seconds 530 --json "$out/stacks.json" ;;
     stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds 240 --json "$out/stress.json" \
       --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;
