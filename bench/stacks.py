@@ -28,6 +28,7 @@ from dymem.compare.figures import Pair, median, ratio_figures  # noqa: E402
 from dymem.compare.turns import Turns  # noqa: E402
 
 ALLOCATORS = ("native", "dymem")
+FIRST_SECONDS = 150.0
 
 
 def load_catalogue():
@@ -69,18 +70,19 @@ def summary(pairs: list[dict[str, dict]], from_: int) -> dict:
     return figures
 
 
-def measure(name: str, gpus: int, options: argparse.Namespace, seconds: float, save) -> dict:
-    """One stack; calls save(row) after each pair."""
+def measure(name: str, gpus: int, options: argparse.Namespace, seconds: float, left: float, save) -> dict:
+    """One stack; calls save(row) after each pair. The first pair may take more than its share: compiling does."""
     stack, end, longest = catalogue.STACKS[name], time.monotonic() + seconds, 0.0
+    first = min(left, max(seconds, FIRST_SECONDS))
     row: dict[str, object] = {"stack": name, "pairs": 0}
     pairs: list[dict[str, dict]] = []
     with tempfile.TemporaryDirectory(prefix="dymem-stacks-") as folder:
         for number in range(options.pairs):
-            left = end - time.monotonic()
-            if number and left < longest:
+            rest = end - time.monotonic()
+            if number and rest < longest:
                 break
             began = time.monotonic()
-            pair = run_pair(stack, gpus, Path(folder), options, max(left, 10.0), flipped=number % 2 == 1)
+            pair = run_pair(stack, gpus, Path(folder), options, rest if number else max(first, 10.0), flipped=number % 2 == 1)
             longest = max(longest, time.monotonic() - began)
             failed = {allocator: told for allocator, told in pair.items() if "error" in told}
             if failed:
@@ -143,8 +145,8 @@ def main() -> int:
                                             "commit": os.environ.get("DYMEM_COMMIT", ""), "stacks": done}, indent=1) + "\n")
 
     for position, name in enumerate(wanted):
-        share = (end - time.monotonic()) / (len(wanted) - position)
-        row = measure(name, gpus, options, share, save)
+        left = end - time.monotonic()
+        row = measure(name, gpus, options, left / (len(wanted) - position), left, save)
         save(row)
         rows.append(row)
         print(line(row), flush=True)
