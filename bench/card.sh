@@ -7,7 +7,8 @@
 # COMPARE="--repeats 1 --iterations 12" is handed to both, SECONDS_MOST=300 is what each may take, PAGE=1 asks for their
 # pages with pictures (a run more of each). PINNED="0,2,4,6" keeps fsdp2, whose step the host bounds, on these cores.
 # parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps
-# (RMM only where it can be imported); stress (4 minutes, likewise); fsdp2 (3 minutes); peers (two cards)
+# (RMM only where it can be imported); stress (4 minutes, likewise); fsdp2 (3 minutes); peers (two cards); stacks (4
+# minutes: users' scripts unchanged, on all cards there are) and stackpairs (9 minutes: their step times)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -38,9 +39,13 @@ for part in $parts; do
         --out "$out" ;;
     torchtune) timeout 190 "$python" bench/paired.py resnet152_torchtune_once resnet152_torchtune_each --pairs 3 \
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
-    tests) timeout 200 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py ;;
     fsdp2) ${PINNED:+taskset -c "$PINNED"} timeout 200 "$python" bench/paired.py llama_fsdp2_ckpt \
       --pairs 3 --shapes 14 --iterations 70 --no-losses --budget-seconds 190 --out "$out" ;;
+    tests) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py \
+      --ignore tests/gpu/test_stacks.py --ignore tests/gpu/test_rivals.py ;;
+    stacks) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_stacks.py --durations 20 \
+      --junitxml "$out/stacks.xml" ;;
+    stackpairs) timeout 560 "$python" bench/stacks.py --bound 1.01 --budget-seconds 530 --json "$out/stacks.json" ;;
     stress) COLUMNS=150 timeout 300 "$python" -m dymem stress --driver cuda --budget-seconds "${STRESS_SECONDS:-240}" \
       --json "$out/stress.json" --picture "$out/stress.png" | tee "$out/stress.txt" ;;
     rivals) timeout 300 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_rivals.py ;;

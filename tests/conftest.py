@@ -29,10 +29,10 @@ def has_gpu() -> bool:
 
 
 def pytest_collection_modifyitems(items):
-    no_gpu = None if any("gpu" in item.keywords for item in items) and has_gpu() else "needs an NVIDIA GPU"
+    no_gpu = None if any(item.get_closest_marker("gpu") for item in items) and has_gpu() else "needs an NVIDIA GPU"
     no_torch = None if importlib.util.find_spec("torch") else "needs torch"
     for item in items:
-        if "gpu" in item.keywords and no_gpu:
+        if item.get_closest_marker("gpu") and no_gpu:  # the marker, not the folder of that name
             item.add_marker(pytest.mark.skip(reason=no_gpu))
         if "torch" in item.keywords and no_torch:
             item.add_marker(pytest.mark.skip(reason=no_torch))

@@ -94,7 +94,8 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   Bytes size = block_size(bytes);
   StreamIndex by = streams.index(stream);
   if (streams.tick()) progressed();
-  if (!pending.empty() && until_poll-- == 0) {
+  // A new peak is one only if what is done no longer counts: the pool grows by it.
+  if (!pending.empty() && (until_poll-- == 0 || counters.occupied() + size > counters.occupied_peak())) {
     until_poll = kPollEvery;
     if (streams.poll()) progressed();
   }
@@ -190,6 +191,7 @@ bool Pool::Impl::free_if_held(Addr address) {
       b.kind = b.kind == BlockKind::stitched ? BlockKind::stitched_pending : BlockKind::pending;
       pending.push_back(std::move(p));
       if (debug) finish_guarded(use);
+      else if (pending.size() > 1 && streams.poll()) progressed();  // what is done must not count beside this one
       return true;
     }
   }
