@@ -136,6 +136,21 @@ def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_o
     assert 1.10 * 1512 * MIB < result["reserved_peak_bytes"] <= 1.14 * 1512 * MIB
 
 
+def test_a_lesser_stream_waits_for_all_that_it_needs_at_once(trace):
+    """512 of 1,512 MiB were freed by A a piece at a time: for 400 of them B waits once, for the seventh piece."""
+    trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
+    for piece in range(8):
+        trace.alloc(1 + piece, 64 * MIB, A)
+    for piece in range(8):
+        trace.at((1 + piece) * MS).free(1 + piece, A)
+        for tick in range(40):
+            number = 1000 + 100 * piece + tick
+            trace.at((1 + piece) * MS + 20 * tick).alloc(number, 512, A).free(number, A)
+    trace.at(20 * MS).alloc(900, 400 * MIB, B)
+    result = replay(trace, lag_ns=100_000_000, wait=True)
+    assert result["stats"]["num_stream_waits"] == 1 and result["reserved_peak_bytes"] <= 1.02 * 1512 * MIB
+
+
 @pytest.mark.parametrize("backing", ["vmm", "contiguous"])
 def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace, backing):
     """A and B work side by side, 100 ms behind. At 110 ms A asks for what B freed at 20 ms, which it comes to long after
