@@ -280,13 +280,13 @@ def test_a_request_beyond_all_addresses_is_out_of_memory():
     assert pool.audit() == []
 
 
-@pytest.mark.parametrize("limit", [0, 2200 * MIB], ids=["no limit", "limit"])
-def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(limit):
+@pytest.mark.parametrize("smallest, largest, limit", [(24, 200, 0), (24, 200, 2200 * MIB), (100, 900, 0)])
+def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(smallest, largest, limit):
     """Where every large block has another size the pool stitches less and grows further: at the most 25 %."""
     pool = make_pool(Device(capacity=16 << 30, bytes=False), limit=limit)
     choose, held, occupied, peak = random.Random(5), [], 0, 0
     for _ in range(1000):
-        size = choose.randrange(24, 200) * MIB + choose.randrange(2048) * UNIT
+        size = choose.randrange(smallest, largest) * MIB + choose.randrange(2048) * UNIT
         while occupied + size > 2000 * MIB:
             address, freed = held.pop(choose.randrange(len(held)))
             pool.free(address)
