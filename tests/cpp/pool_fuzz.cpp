@@ -256,6 +256,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   const bool sleeps = getenv("SLEEP") && !contiguous && !debug;
   int err = 0;
   long ooms = 0, excs = 0, naps = 0;
+  Bytes tenant = 0;          // of the device, taken by others
   Bytes held_before[2] = {};  // reserved, of slabs
   std::map<Addr, H> live;
   std::uint64_t n = 0;
@@ -521,7 +522,8 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
           p.unpin(it->first);
         }
       } else {
-        spy.em->take_memory(0);
+        if (tenant) spy.em->give_memory(tenant), tenant = 0;
+        else spy.em->take_memory(tenant = std::min(spy.em->memory().free, rnd(64) * kMiB));
       }
       if (n % 64 == 0 || getenv("AUDIT1")) audit();
       if (!spy.bad.empty()) {
