@@ -50,6 +50,7 @@ py::dict block_dict(const BlockInfo& b) {
 // Dropped by whoever drops the pool, so it takes the GIL for that too.
 ReclaimCallback reclaim_callback(const py::object& callback) {
   if (callback.is_none()) return {};
+  if (!PyCallable_Check(callback.ptr())) throw py::type_error("a reclaim callback must be callable, or None");
   std::shared_ptr<py::object> held(new py::object(callback), [](py::object* o) {
     py::gil_scoped_acquire gil;
     delete o;
@@ -63,7 +64,8 @@ ReclaimCallback reclaim_callback(const py::object& callback) {
 TagSet tag_set(const py::object& names) {
   TagSet tags;
   if (names.is_none()) return tags;
-  for (const py::handle& name : names) tags.set(tag_number(py::cast<std::string>(name)));
+  if (PyUnicode_Check(names.ptr())) throw py::type_error("tags must be a list of str; for one tag, [\"name\"]");
+  for (const py::handle& name : names) tags.set(tag_number(to_text(name, "a tag")));
   return tags;
 }
 

@@ -1,6 +1,7 @@
 // Conversions between Python and the core; see the header.
 #include "bind/convert.hpp"
 
+#include <cmath>
 #include <cstring>
 
 namespace py = pybind11;
@@ -18,6 +19,23 @@ std::uint64_t to_u64(const py::handle& value, const char* what) {
   return n;
 }
 
+static bool to_bool(const py::handle& value, const char* what) {
+  if (!PyBool_Check(value.ptr())) throw py::type_error(std::string(what) + " must be True or False");
+  return value.ptr() == Py_True;
+}
+
+std::string to_text(const py::handle& value, const char* what) {
+  if (!PyUnicode_Check(value.ptr())) throw py::type_error(std::string(what) + " must be a str");
+  return py::cast<std::string>(value);
+}
+
+static double to_double(const py::handle& value, const char* what) {
+  const double n = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr()) ? PyFloat_AsDouble(value.ptr()) : NAN;
+  if (!PyErr_Occurred() && !std::isnan(n)) return n;
+  PyErr_Clear();
+  throw py::type_error(std::string(what) + " must be a number");
+}
+
 static Backing backing_from(const std::string& name) {
   if (name == "auto" || name == "automatic") return Backing::automatic;
   if (name == "vmm") return Backing::vmm;
@@ -29,11 +47,11 @@ const char* pool_option_names() { return "limit, backing, alias, wait, debug, gr
 
 bool set_pool_option(PoolConfig* config, const std::string& key, const py::handle& value) {
   if (key == "limit") config->limit = to_u64(value, "limit");
-  else if (key == "backing") config->backing = backing_from(py::cast<std::string>(value));
-  else if (key == "alias") config->alias = py::cast<bool>(value);
-  else if (key == "wait") config->wait = py::cast<bool>(value);
-  else if (key == "debug") config->debug = py::cast<bool>(value);
-  else if (key == "grow_ratio") config->grow_ratio = py::cast<double>(value);
+  else if (key == "backing") config->backing = backing_from(to_text(value, "backing"));
+  else if (key == "alias") config->alias = to_bool(value, "alias");
+  else if (key == "wait") config->wait = to_bool(value, "wait");
+  else if (key == "debug") config->debug = to_bool(value, "debug");
+  else if (key == "grow_ratio") config->grow_ratio = to_double(value, "grow_ratio");
   else if (key == "grow_slack") config->grow_slack = to_u64(value, "grow_slack");
   else return false;
   return true;

@@ -14,6 +14,7 @@ namespace dymem {
 
 // A Python int as a 64-bit number; negative or larger ones are refused, naming `what`.
 std::uint64_t to_u64(const pybind11::handle& value, const char* what);
+std::string to_text(const pybind11::handle& value, const char* what);
 
 // Sets config's field `key` if there is one of that name; false if there is none.
 bool set_pool_option(PoolConfig* config, const std::string& key, const pybind11::handle& value);

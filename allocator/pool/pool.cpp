@@ -22,6 +22,9 @@ Pool::Impl::Impl(Driver& d, const PoolConfig& c)
       home(space, streams),
       stitcher(space, home, streams),
       asleep(space, d) {
+  if (!(c.grow_ratio >= 0 && c.grow_ratio <= 1))
+    throw InvalidArgument("dymem: grow_ratio is " + std::to_string(c.grow_ratio) + "; it is a number from 0 to 1");
+  config.grow_slack = std::min(c.grow_slack, kRequestMax);  // more than any device: no sum of bytes overflows
   if (c.debug) {
     if (!d.has_vmm()) throw InvalidArgument("dymem: debug:on needs a device with virtual memory management");
     debug = std::make_unique<DebugHeap>(d);

@@ -46,8 +46,6 @@ bool Pool::Impl::add_slab(Bytes size, std::unique_lock<Lock>& lock) {
   Bytes held = space.slabs().held();
   bool first = space.slabs().size() == 0;
   Bytes most = !config.limit ? ~Bytes{0} : own_limit() > held ? own_limit() - held : 0;
-  // The mark of a new slab counts against the limit too: lowered below what is reserved, there is nothing to be had.
-  if (config.limit && size > allowance()) return false;
   for (Bytes n : SlabSizes::tries(size, most, driver.memory().free, first)) {
     Status s = space.add_slab(n);
     if (s.ok()) {

@@ -105,6 +105,74 @@ def test_overhead_compares_two_peaks_of_the_same_time(options):
     assert 0 <= caught.value.figures["overhead"] < 0.03
 
 
+def test_largest_free_is_what_that_stream_may_have_now():
+    """The largest of several runs, and of a run that two streams freed the part that is finished or its own."""
+    device = Device(bytes=False)
+    pool = make_pool(device)
+    first, second, third = (pool.malloc(n * MIB, stream) for n, stream in ((64, A), (32, B), (64, A)))
+    pool.malloc(2 * MIB, B)
+    other = pool.malloc(40 * MIB, B)
+    pool.malloc(2 * MIB, B)
+    for stream in (A, B):
+        device.set_busy_until(stream, 1 << 40)
+    pool.free(second)
+    assert pool.largest_free(A) < 32 * MIB <= pool.largest_free(B) < 64 * MIB
+    pool.free(first)
+    assert 64 * MIB <= pool.largest_free(A) < 96 * MIB and 32 * MIB <= pool.largest_free(B) < 64 * MIB
+    pool.free(third)
+    assert 64 * MIB <= pool.largest_free(A) < 96 * MIB
+    pool.free(other)  # a smaller run, and more of it is B's
+    assert 40 * MIB <= pool.largest_free(B) < 64 * MIB
+
+
+# --- a device that others use too
+
+
+@pytest.mark.parametrize("when", ["later", "in the callback"])
+def test_what_another_tenant_gives_back_is_had(when):
+    """What the device refused once is no bound for ever."""
+    device = Device(capacity=256 * MIB, bytes=False)
+    device.emulated.take_memory(200 * MIB)
+    pool = make_pool(device)
+    if when == "in the callback":
+        pool.set_reclaim_callback(lambda wanted: device.emulated.give_memory(200 * MIB) or 1)
+    else:
+        with pytest.raises(OutOfMemory):
+            pool.malloc(100 * MIB, 0)
+        device.emulated.give_memory(200 * MIB)
+    pool.malloc(100 * MIB, 0)
+    assert pool.stats()["num_ooms"] == (when == "later") and pool.audit() == []
+
+
+# --- growing and stitching
+
+
+def test_a_hole_is_stitched_before_the_pool_grows_past_its_budget():
+    pool = make_pool(Device(bytes=False))
+    blocks = [pool.malloc(16 * MIB, 0) for _ in range(32)]
+    for block in blocks[::2]:
+        pool.free(block)
+    for stitches in (1, 2):  # … and again: one stitch is no reason to grow instead
+        pool.malloc(110 * MIB, 0)
+        assert pool.stats()["num_stitches"] == stitches and reserved(pool) <= 1.01 * 512 * MIB + 8 * MIB
+
+
+def test_views_that_are_there_serve_a_capture():
+    """No call of the driver is needed for them."""
+    device = Device(bytes=False)
+    pool = make_pool(device, limit=512 * MIB)
+    blocks = [pool.malloc(16 * MIB, 0) for _ in range(32)]
+    for block in blocks[::2]:
+        pool.free(block)
+    pool.free(pool.malloc(200 * MIB, 0))
+    device.emulated.set_capturing(0, True)
+    block = pool.malloc(190 * MIB, 0)
+    assert pool.find(block)["stitched"] and device.violations() == []
+    device.emulated.set_capturing(0, False)
+    pool.free(block)
+    assert pool.audit() == []
+
+
 # --- clocks
 
 

@@ -1,6 +1,7 @@
 """Sizes, limits, running out: one clear error, true figures, and a pool that goes on."""
 
 import gc
+import random
 
 import pytest
 
@@ -276,4 +277,24 @@ def test_a_request_beyond_all_addresses_is_out_of_memory():
     with pytest.raises(OutOfMemory):
         pool.malloc(1 << 45, 0)
     pool.free(pool.malloc(3 * MIB, 0))
+    assert pool.audit() == []
+
+
+@pytest.mark.parametrize("smallest, largest, limit", [(24, 200, 0), (24, 200, 2200 * MIB), (100, 900, 0)])
+def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(smallest, largest, limit):
+    """Where every large block has another size the pool stitches less and grows further: at the most 25 %."""
+    pool = make_pool(Device(capacity=16 << 30, bytes=False), limit=limit)
+    choose, held, occupied, peak = random.Random(5), [], 0, 0
+    for _ in range(1000):
+        size = choose.randrange(smallest, largest) * MIB + choose.randrange(2048) * UNIT
+        while occupied + size > 2000 * MIB:
+            address, freed = held.pop(choose.randrange(len(held)))
+            pool.free(address)
+            occupied -= freed
+        held.append((pool.malloc(size, 0), size))
+        occupied += size
+        peak = max(peak, occupied)
+        reserved = pool.stats()["reserved_bytes"]["all"]["current"]
+        assert reserved <= (limit or 1.25 * peak + 2 * MIB)
+    assert reserved > 1.05 * peak, "it stitched on and on"
     assert pool.audit() == []

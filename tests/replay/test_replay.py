@@ -81,7 +81,8 @@ def test_completions_out_of_order(trace):
     assert result["stats"]["num_sync_all_streams"] == result["stats"]["num_stream_waits"] == 0
 
 
-def test_lag_keeps_other_streams_from_reusing(trace):
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_lag_keeps_other_streams_from_reusing(trace, backing):
     """Freed on A at 1 ms, asked for by B at 12 ms: with a lag of 2 ms A's memory serves B, with 100 ms it cannot,
     unless B, which does less than A, waits for it on the device."""
     trace.alloc(9, 512, B)  # B is known before A frees
@@ -89,14 +90,15 @@ def test_lag_keeps_other_streams_from_reusing(trace):
     for step in range(40):  # time for a pool to notice
         trace.at(1 * MS + step * 100).alloc(100 + step, 512, A).free(100 + step, A)
     trace.at(12 * MS).alloc(1, 64 * MIB, B)
-    soon, late = (replay(trace, lag_ns=lag, wait=False) for lag in (2_000_000, 100_000_000))
+    soon, late = (replay(trace, lag_ns=lag, wait=False, backing=backing) for lag in (2_000_000, 100_000_000))
     assert late["reserved_peak_bytes"] >= 128 * MIB
     assert soon["reserved_peak_bytes"] < 80 * MIB
-    waited = replay(trace, lag_ns=100_000_000, wait=True)
+    waited = replay(trace, lag_ns=100_000_000, wait=True, backing=backing)
     assert waited["reserved_peak_bytes"] < 80 * MIB and waited["stats"]["num_stream_waits"] == 1
 
 
-def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_settled(trace):
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_settled(trace, backing):
     """A works in 512 of 1,512 MiB, 25 ms behind the host, then hardly; 20 ms later B asks for 64. It waits about 5 ms for
     what A has left alone since, where it would have grown."""
     trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
@@ -110,12 +112,13 @@ def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_
     for tick in range(200):
         trace.at(60 * MS + tick * 100).alloc(10000 + tick, 512, A).free(10000 + tick, A)
     trace.alloc(1, 64 * MIB, B).free(1, B)
-    settled = replay(trace, lag_ns=25_000_000, wait=True)
+    settled = replay(trace, lag_ns=25_000_000, wait=True, backing=backing)
     assert settled["stats"]["num_stream_waits"] == 1 and settled["reserved_peak_bytes"] <= 1.02 * 1512 * MIB
-    assert replay(trace, lag_ns=25_000_000, wait=False)["reserved_peak_bytes"] > 1.04 * 1512 * MIB
+    assert replay(trace, lag_ns=25_000_000, wait=False, backing=backing)["reserved_peak_bytes"] > 1.04 * 1512 * MIB
 
 
-def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_occupied(trace):
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_occupied(trace, backing):
     """1,512 MiB were occupied, 512 of them are A's until the lag has passed: B has new memory up to 14 % more, then
     waits for A."""
     trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
@@ -128,12 +131,28 @@ def test_a_lesser_stream_waits_only_where_the_pool_would_grow_far_past_what_is_o
     trace.at(12 * MS)
     for piece in range(4):
         trace.alloc(200 + piece, 64 * MIB, B)
-    result = replay(trace, lag_ns=100_000_000, wait=True)
+    result = replay(trace, lag_ns=100_000_000, wait=True, backing=backing)
     assert result["stats"]["num_stream_waits"] == 1
     assert 1.10 * 1512 * MIB < result["reserved_peak_bytes"] <= 1.14 * 1512 * MIB
 
 
-def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace):
+def test_a_lesser_stream_waits_for_all_that_it_needs_at_once(trace):
+    """512 of 1,512 MiB were freed by A a piece at a time: for 400 of them B waits once, for the seventh piece."""
+    trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A)
+    for piece in range(8):
+        trace.alloc(1 + piece, 64 * MIB, A)
+    for piece in range(8):
+        trace.at((1 + piece) * MS).free(1 + piece, A)
+        for tick in range(40):
+            number = 1000 + 100 * piece + tick
+            trace.at((1 + piece) * MS + 20 * tick).alloc(number, 512, A).free(number, A)
+    trace.at(20 * MS).alloc(900, 400 * MIB, B)
+    result = replay(trace, lag_ns=100_000_000, wait=True)
+    assert result["stats"]["num_stream_waits"] == 1 and result["reserved_peak_bytes"] <= 1.02 * 1512 * MIB
+
+
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace, backing):
     """A and B work side by side, 100 ms behind. At 110 ms A asks for what B freed at 20 ms, which it comes to long after
     B: the wait takes no time. For what B freed at 105 ms it would stand still: it grows instead."""
 
@@ -147,7 +166,7 @@ def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace):
     trace.free(0, B)
     side_by_side(20, 110)
     trace.alloc(1, 256 * MIB, A)
-    result = replay(trace, lag_ns=100_000_000, wait=True)
+    result = replay(trace, lag_ns=100_000_000, wait=True, backing=backing)
     assert result["stats"]["num_stream_waits"] == 1 and result["reserved_peak_bytes"] < 400 * MIB
 
     trace.alloc(3, 256 * MIB, B)  # B has as much again, and gives it back a moment before A asks
@@ -155,11 +174,12 @@ def test_a_stream_waits_for_one_that_stands_as_far_as_itself(trace):
     trace.free(3, B)
     side_by_side(200, 203)
     trace.alloc(2, 256 * MIB, A)
-    later = replay(trace, lag_ns=100_000_000, wait=True)
+    later = replay(trace, lag_ns=100_000_000, wait=True, backing=backing)
     assert later["reserved_peak_bytes"] >= 768 * MIB
 
 
-def test_compute_does_not_stand_behind_a_copy(trace):
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_compute_does_not_stand_behind_a_copy(trace, backing):
     """What A needs B freed after a while in which B may have copied all along: A, the busiest, grows."""
     trace.alloc(9, 512, B)
     for step in range(40):
@@ -168,7 +188,7 @@ def test_compute_does_not_stand_behind_a_copy(trace):
     for step in range(40):
         trace.at(6 * MS + step * 100_000).alloc(200 + step, 512, A).free(200 + step, A)
     trace.at(12 * MS).alloc(1, 64 * MIB, A).alloc(2, 64 * MIB, A)
-    result = replay(trace, lag_ns=100_000_000, wait=True)
+    result = replay(trace, lag_ns=100_000_000, wait=True, backing=backing)
     assert result["stats"]["num_stream_waits"] == 0
     assert result["reserved_peak_bytes"] >= 192 * MIB
 
@@ -336,6 +356,7 @@ def test_interrupt_ends_a_replay(trace):
         trace.events.append((i, i, 512, 0, 0, 0, 0, -1))
     data = trace.bytes()
     main = threading.main_thread().ident
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(0.01, lambda: signal.pthread_kill(main, signal.SIGINT))
     timer.start()
     try:
@@ -344,3 +365,4 @@ def test_interrupt_ends_a_replay(trace):
                 replay(data)
     finally:
         timer.join()
+        signal.signal(signal.SIGINT, before)
