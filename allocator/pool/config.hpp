@@ -14,7 +14,7 @@ struct PoolConfig {
   bool debug = false;  // one mapping per block, with guard pages: for compute-sanitizer
   // Growing beyond the running peak of occupied bytes, before stitching: peak * (1 + grow_ratio) + grow_slack; five
   // times grow_ratio where several streams are at work.
-  double grow_ratio = 0.002;
+  double grow_ratio = 0.003;
   Bytes grow_slack = 8 * kMiB;
 };
 

@@ -105,7 +105,7 @@ class Config:
     alias: bool = _key(True, _switch, "Stitch idle granules by mapping them a second time; off: unmap, then map again.")
     wait: bool = _key(True, _switch, "Copy streams wait for memory that compute freed a while ago; off: the pool grows.")
     debug: bool = _key(False, _switch, "One mapping per block, with guard pages, for compute-sanitizer.")
-    grow_ratio: float = _key(0.002, _ratio, "Grow to (1 + this) x the peak of occupied bytes before "
+    grow_ratio: float = _key(0.003, _ratio, "Grow to (1 + this) x the peak of occupied bytes before "
                             "stitching; five times this where several streams are at work.")
     grow_slack: int = _key(8 << 20, parse_bytes, "Bytes to grow beyond that.")
     driver: str = _key("cuda", _one_of("cuda", "emulated"), "The machine to run on: cuda, or emulated (for tests).")
