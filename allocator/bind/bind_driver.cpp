@@ -10,8 +10,10 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "base/capture.hpp"
 #include "bind/bind.hpp"
 #include "driver/decorators.hpp"
 #include "driver/driver.hpp"
@@ -22,6 +24,10 @@ namespace py = pybind11;
 
 namespace dymem {
 namespace {
+
+struct ThreadThatMayMap {
+  std::optional<MayMapInCapture> may;
+};
 
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
 
@@ -293,6 +299,11 @@ void bind_decorators(py::module_& m) {
 }  // namespace
 
 void bind_driver(py::module_ m) {
+  py::class_<ThreadThatMayMap>(m, "MayMapInCapture", "with …: this thread may map memory beside a capture (tests).")
+      .def(py::init<>())
+      .def("__enter__", [](ThreadThatMayMap& t) { t.may.emplace(); })
+      .def("__exit__", [](ThreadThatMayMap& t, const py::args&) { t.may.reset(); });
+
   py::enum_<Code>(m, "Code", "How a driver call went.")
       .value("ok", Code::ok)
       .value("out_of_memory", Code::out_of_memory)

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "base/capture.hpp"
 #include "driver/decorators.hpp"
 #include "driver/forwarding.hpp"
 #include "driver/host_ranges.hpp"
@@ -84,7 +85,7 @@ class Checked final : public Forwarding<CheckedDriver> {
   Status map(Addr at, Bytes size, Handle handle) override {
     const Lock lock(mutex_);
     const auto call = [&] { return text("map(0x%" PRIx64 ", %" PRIu64 ", handle %" PRIu64 ")", at, size, handle); };
-    if (const char* why = capturing()) return forbid("map", call(), why);
+    if (const char* why = may_map_in_capture() ? nullptr : capturing()) return forbid("map", call(), why);
     if (const char* why = ledger_.refuse_map(at, size, handle)) return forbid("map", call(), why);
     const Status status = pass(inner_->map(at, size, handle), call);
     if (status.ok()) ledger_.map(at, size, handle);

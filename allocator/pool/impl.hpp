@@ -58,6 +58,8 @@ struct Pool::Impl {
   BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
+  BlockId try_during_capture(int arena, Bytes size, StreamIndex by, bool high);
+  bool may_map(StreamIndex by) const;  // false: a capture forbids it
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }

@@ -88,7 +88,7 @@ BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, bool high, std::unique
   if (id == kNoBlock) id = try_raise(size, by, high, budget(size));
   if (id == kNoBlock && wait_for_run(home.rise_for(size, by).need, size, by)) id = try_slab_fit(size, by, high);
   if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
-  for (int round = 0; id == kNoBlock && round < kSlabRounds && !streams.any_capturing() && add_slab(size, lock); round++) {
+  for (int round = 0; id == kNoBlock && round < kSlabRounds && may_map(by) && add_slab(size, lock); round++) {
     id = try_slab_fit(size, by, high);
     if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
   }
@@ -99,8 +99,12 @@ BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, st
   if (streams.any_capturing()) {  // a mark rises without any call of the driver
     BlockId id = try_slab_fit(size, by, high);
     if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
+    for (int round = 0; id == kNoBlock && round < kSlabRounds && may_map(by) && add_slab(size, lock); round++)
+      id = try_raise(size, by, high, space.reserved() + allowance());
     if (id != kNoBlock) return id;
-    refuse_during_capture(size);
+    if (!may_map(by)) refuse_during_capture(size);
+    stats.num_ooms++;
+    throw OutOfMemory(figures(size, by));
   }
   look();
   note_peak();

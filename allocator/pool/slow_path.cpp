@@ -14,6 +14,7 @@
 //   8  OutOfMemory with every figure; the pool stays usable
 #include <algorithm>
 
+#include "base/capture.hpp"
 #include "driver/cost_model.hpp"
 #include "pool/granule_sizes.hpp"
 #include "pool/impl.hpp"
@@ -214,14 +215,7 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
   note_peak();
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
-  bool capturing = streams.any_capturing();  // then nothing may be asked, mapped or waited for
-  if (capturing) {
-    BlockId id = try_fit(arena, size, by, high);
-    if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
-    if (id == kNoBlock) id = try_views(size, by);
-    if (id != kNoBlock) return id;
-    refuse_during_capture(size);
-  }
+  if (streams.any_capturing()) return try_during_capture(arena, size, by, high);
   look();
   if (stitcher.waits_to_retire()) stitcher.retire();
   BlockId id = try_all(arena, size, by, high);
@@ -249,6 +243,26 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
     look();
     if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
+  stats.num_ooms++;
+  throw OutOfMemory(figures(size, by));
+}
+
+bool Pool::Impl::may_map(StreamIndex by) const {
+  return !streams.any_capturing() || (may_map_in_capture() && !driver.is_capturing(streams.id(by)));
+}
+
+// Nothing may be asked of streams or waited for; memory is mapped for streams beside the capture, by threads that may.
+BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bool high) {
+  BlockId id = try_fit(arena, size, by, high);
+  if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
+  if (id == kNoBlock) id = try_views(size, by);
+  if (id != kNoBlock) return id;
+  if (!may_map(by)) refuse_during_capture(size);
+  if (arena != kMainArena) id = try_grow(arena, size, by, high, space.reserved() + allowance());
+  if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
+  if (id == kNoBlock) id = try_stitch(size, by, allowance());
+  if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
+  if (id != kNoBlock) return id;
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));
 }

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "abi/registry.hpp"
+#include "base/capture.hpp"
 #include "torch/compat.hpp"
 
 namespace dymem {
@@ -33,7 +34,7 @@ namespace dymem {
 namespace native = c10::cuda::CUDACachingAllocator;
 
 // Lets this thread call what CUDA refuses while some stream is captured in the global mode (mapping, event queries): all
-// of it concerns streams that are not captured. Does nothing on the emulated driver.
+// of it concerns streams that are not captured. On the emulated driver only the pool is told.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(bool emulated);
@@ -43,6 +44,7 @@ class RelaxedCapture {
 
  private:
   int before_ = -1;
+  MayMapInCapture may_map_;
 };
 
 class Forwarded {

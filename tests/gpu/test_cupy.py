@@ -70,6 +70,7 @@ assert held() == (0, 0)
 
 def test_what_one_frees_the_other_uses(script):
     script("""
+torch.cuda.init()  # before, PyTorch answers zeros for all statistics
 a = cupy.full(256 * MIB, 3, dtype=cupy.uint8)
 reserved = torch.cuda.memory_reserved()
 del a

@@ -84,11 +84,12 @@ for step in range(5):
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
 sound()
 
-# A whole training step in one graph.
-optimizer = torch.optim.Adam(reference.parameters(), capturable=True)
+# A whole training step in one graph, of a model that no eager backward on another stream has used.
+trained = copy.deepcopy(model)
+optimizer = torch.optim.Adam(trained.parameters(), capturable=True)
 def step():
     optimizer.zero_grad(set_to_none=True)
-    loss = reference(x).square().mean()
+    loss = trained(x).square().mean()
     loss.backward()
     optimizer.step()
     return loss

@@ -78,7 +78,7 @@ def test_a_stack_runs_unchanged_and_computes_the_same(runs, name):
         assert [rank["digest"] for rank in dymem["ranks"]] == [rank["digest"] for rank in native["ranks"]]
     else:
         assert [*map(float.fromhex, dymem["losses"])] == pytest.approx([*map(float.fromhex, native["losses"])], rel=2e-3)
-    if native["device"] != "cpu" and native["exact"]:
+    if native["device"] != "cpu" and native["exact"] and not catalogue.STACKS[name].peaks_vary:
         assert native["max_memory_allocated"] > 0
         # PyTorch counts what it does not split off a block; beside that, the same work holds the same bytes.
         assert dymem["max_memory_allocated"] <= 1.02 * native["max_memory_allocated"] + (4 << 20)

@@ -5,6 +5,7 @@ import pytest
 from devices import CODES, Device, make_pool
 from pool_model import MIB
 
+from dymem import _core
 from dymem.errors import InvalidArgument, OutOfMemory
 
 
@@ -61,6 +62,36 @@ def test_nothing_is_mapped_during_a_capture():
     device.emulated.set_capturing(0, False)
     pool.free(pool.malloc(600 * MIB, 0))
     pool.free(inside)
+    assert pool.audit() == [] and device.violations() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"alias": False}, {"backing": "contiguous"}],
+                         ids=["vmm", "alias_off", "contiguous"])
+def test_beside_a_capture_a_thread_that_may_maps_for_other_streams(options):
+    """Growth for streams that are not captured, with nothing asked of any stream; the limit is out of memory as ever.
+
+    In a slab of the limit's size a mark rises without the driver, so there a captured stream is served too.
+    """
+    refused = pytest.raises(InvalidArgument if "backing" not in options else OutOfMemory, match="captured|out of memory")
+    device = Device()
+    pool = make_pool(device, limit=1200 * MIB, **options)
+    for stream in (0, 1):
+        pool.free(pool.malloc(40 * MIB, stream))
+    device.emulated.set_capturing(1, True)
+    before = device.emulated.counters()
+    with _core.driver.MayMapInCapture():
+        held = [pool.malloc(size * MIB, 0) for size in (300, 500, 1)]
+        with refused:
+            pool.malloc(500 * MIB, 1)
+        with pytest.raises(OutOfMemory):
+            pool.malloc(600 * MIB, 0)
+    after = device.emulated.counters()
+    assert all(after[name] == before[name] for name in ("event_record", "event_query", "event_wait", "unmap"))
+    assert pool.audit() == [] and device.violations() == [] and pool.stats()["num_ooms"] >= 1
+    device.emulated.set_capturing(1, False)
+    for block in held:
+        pool.free(block)
+    pool.free(pool.malloc(900 * MIB, 1))
     assert pool.audit() == [] and device.violations() == []
 
 

@@ -26,6 +26,7 @@ class Stack:
     needs: tuple[str, ...] = ()  # each a package, or several that will do: "lightning|pytorch_lightning"
     launcher: tuple[str, ...] = ()
     compiles: bool = False  # so it takes longest, and is started first
+    peaks_vary: bool = False  # from run to run, with what threads happen to do at once
 
     def missing(self) -> str | None:
         """A sentence about a package that is not here."""
@@ -66,7 +67,7 @@ STACKS: dict[str, Stack] = {
     "compile_reduce_overhead": Stack("compiled.py", ("reduce-overhead",), compiles=True),
     "ddp": Stack("ddp.py", launcher=TORCHRUN),
     "fsdp2": Stack("fsdp2.py", launcher=TORCHRUN),
-    "threads": Stack("threads.py"),
+    "threads": Stack("threads.py", peaks_vary=True),
     "generate_dynamic": Stack("generate.py", ("dynamic",), ("transformers",)),
     "generate_static": Stack("generate.py", ("static",), ("transformers",)),
     "generate_compiled": Stack("generate.py", ("compiled",), ("transformers",), compiles=True),
