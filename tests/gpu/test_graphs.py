@@ -55,6 +55,15 @@ with torch.no_grad():
         torch.testing.assert_close(z, model(model(model(x) * 2)) + 1, rtol=1e-4, atol=1e-4)
     sound()
 
+    # Sleeping takes the memory of weights and inputs, not of what was captured; all is where it was after waking.
+    expected = z.clone()
+    report = dymem.sleep()
+    assert report is not None and holds()[0] == 0 and holds()[1] > 0, holds()
+    dymem.wake()
+    graph.replay(); second.replay()
+    torch.testing.assert_close(z, expected)
+    sound()
+
     # Memory goes back when graphs and outputs are gone.
     used = holds()[1]
     del graph, second, y, z, hidden
