@@ -55,6 +55,7 @@ class Soak {
     }
     PoolConfig config;
     config.limit = limit;
+    config.grow_ratio = 0;  // stitches in every window: what a soak is for
     pool_ = std::make_unique<Pool>(*driver_, config);
     for (int i = 0; i < kLayers * 9; ++i) weights_.push_back(pool_->malloc(scaled(12 << 20), kMain));
   }

@@ -59,6 +59,7 @@ struct Pool::Impl {
   BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_during_capture(int arena, Bytes size, StreamIndex by, bool high);
+  bool wait_for_everything();
   bool may_map(StreamIndex by) const;  // false: a capture forbids it
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching

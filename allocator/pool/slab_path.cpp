@@ -117,18 +117,14 @@ BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, st
     stats.num_stream_waits++;
     if ((id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
   }
-  if (!pending.empty() || !streams.single()) {
-    streams.synchronize_all();
-    stats.num_sync_all_streams++;
-    progressed();
-    if ((id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
-  }
+  if (wait_for_everything() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
   // An idle slab too small for the request stands in the way of one that is large enough.
   if (give_back_idle_slabs() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
   for (int round = 0; round < kReclaimRounds && reclaimed(size, lock); round++) {
     if (streams.any_capturing()) break;
     look();
     if ((id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
+    if (wait_for_everything() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
   }
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));

@@ -10,7 +10,7 @@
 //   -- at the limit, or when the device refuses:
 //   5  let this stream wait for the others (on the device), then 1-4 again
 //   6  wait for pending frees (on the host), then 1-4 again
-//   7  the reclaim callback (PyTorch's), unlocked, then 1-4 again
+//   7  the reclaim callback (PyTorch's), unlocked, then 1-4 and 6 again
 //   8  OutOfMemory with every figure; the pool stays usable
 #include <algorithm>
 
@@ -232,19 +232,25 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
     stats.num_stream_waits++;
     if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
-  if (!pending.empty() || !streams.single()) {
-    streams.synchronize_all();
-    stats.num_sync_all_streams++;
-    progressed();
-    if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
-  }
+  if (wait_for_everything() && (id = try_all(arena, size, by, high)) != kNoBlock) return id;
   for (int round = 0; round < kReclaimRounds && reclaimed(size, lock); round++) {
     if (streams.any_capturing()) break;
     look();
     if ((id = try_all(arena, size, by, high)) != kNoBlock) return id;
+    // What the callback freed may belong to other streams.
+    if (wait_for_everything() && (id = try_all(arena, size, by, high)) != kNoBlock) return id;
   }
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));
+}
+
+// On the host; false where there is nobody to wait for.
+bool Pool::Impl::wait_for_everything() {
+  if (pending.empty() && streams.single()) return false;
+  streams.synchronize_all();
+  stats.num_sync_all_streams++;
+  progressed();
+  return true;
 }
 
 bool Pool::Impl::may_map(StreamIndex by) const {

@@ -94,7 +94,8 @@ int current_device(bool emulated) {
 native::SnapshotInfo TorchAllocator::snapshot(c10::MempoolId_t pool_id, bool include_traces) {
   native::SnapshotInfo info;
   info.config_metadata = config_info();
-  if (pool_id.first != 0 || pool_id.second != 0) return forwarded_.snapshot(pool_id, include_traces);
+  if (pool_id.first != 0 || pool_id.second != 0)
+    return forwarded_.started() ? forwarded_.snapshot(pool_id, include_traces) : info;
   for (int device = 0; device < kDevicesMax; ++device) {
     Pool* const made = pool_if_made(device);
     if (device < device_count_ || made) info.device_traces.resize(static_cast<size_t>(device) + 1);

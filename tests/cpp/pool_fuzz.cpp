@@ -95,6 +95,10 @@ struct Spy : Driver {
     return r;
   }
   Status export_handle(Handle h, int* f) override { return in->export_handle(h, f); }
+  Status import_handle(int fd, Bytes s, Handle* o) override { return in->import_handle(fd, s, o); }
+  Status export_slab(Addr b, SlabTicket* o) override { return in->export_slab(b, o); }
+  Status open_slab(const SlabTicket& t, Addr* o, Bytes* s) override { return in->open_slab(t, o, s); }
+  Status close_slab(Addr b) override { return in->close_slab(b); }
   Status set_peer_access(Addr a, Bytes s, int p) override { return in->set_peer_access(a, s, p); }
   Status host_alloc(Bytes s, void** o) override {
     if (strike()) return {Code::out_of_memory, "host_alloc", 1};

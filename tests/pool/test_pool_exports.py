@@ -90,7 +90,7 @@ def test_exports_show_their_block_whatever_else_happens(options, seed):
         if exports and model.pool.stats()["exported_bytes"] != sum(h.size for h, _ in exports):
             raise AssertionError("exported_bytes is not the sum of the exported blocks")
     check(receiver, model, exports)
-    assert len(exports) >= 3
+    assert exports, "nothing was exported at the end: the test means less"
     for held in list(model.live.values()):
         model.free(held)
     device.advance_to(device.emulated.now() + 10**9)

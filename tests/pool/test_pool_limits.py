@@ -298,3 +298,28 @@ def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(smallest, large
         assert reserved <= (limit or 1.25 * peak + 2 * MIB)
     assert reserved > 1.05 * peak, "it stitched on and on"
     assert pool.audit() == []
+
+
+@pytest.mark.parametrize("options", [{}, {"alias": False}, {"backing": "contiguous"}], ids=["vmm", "alias_off", "contiguous"])
+def test_what_a_callback_frees_on_another_stream_is_waited_for(options):
+    """Its last work has not ended when the callback returns: the host waits before memory is said to be out."""
+    device = Device()
+    device.emulated.set_lag(50_000_000)
+    pool = make_pool(device, limit=64 * MIB, **options)
+    cache = [pool.malloc(8 * MIB, 1) for _ in range(4)]
+    held = pool.malloc(24 * MIB, 0)
+    bytes_freed = []
+
+    def reclaim(wanted):
+        for block in cache:
+            pool.free(block)
+        bytes_freed.append(len(cache) * 8 * MIB)
+        cache.clear()
+        return bytes_freed[-1]
+
+    pool.set_reclaim_callback(reclaim)
+    other = pool.malloc(30 * MIB, 0)
+    assert bytes_freed == [32 * MIB] and pool.stats()["num_ooms"] == 0
+    for block in (held, other):
+        pool.free(block)
+    assert pool.audit() == [] and device.violations() == []

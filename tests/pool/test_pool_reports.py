@@ -75,8 +75,12 @@ def test_a_callback_that_waits_for_another_thread_of_python():
 
     pool.set_reclaim_callback(reclaim)
     served, failed = [], []
+    together = threading.Barrier(4)
 
     def work(stream):
+        first = pool.malloc(10 * MIB, stream)  # all four at once, which is more than the cache leaves
+        together.wait(timeout=60)
+        pool.free(first)
         for number in range(40):
             try:
                 address = pool.malloc((2 + number % 5) * 4 * MIB, stream)
@@ -93,7 +97,7 @@ def test_a_callback_that_waits_for_another_thread_of_python():
     for thread in threads:
         thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads), "threads wait for each other"
-    assert not trouble and served and not cache, "the callback was never needed"
+    assert not trouble and served and len(cache) < 4, "the callback was never needed"
     assert pool.audit() == [] and device.violations() == []
 
 
