@@ -1,7 +1,8 @@
 // Stitching costs time so that memory is saved. A program whose sizes recur stitches now and then, and warm steps hardly
 // at all; one whose every large block has another size (caches that grow by a little at a time) stitches all the time,
 // at up to a millisecond each, which is many times what it would spend on its allocator otherwise. There the pool grows
-// further past the occupied peak than elsewhere, within its limit, until its holes fit again.
+// further past the occupied peak than elsewhere until its holes fit again; not under a limit that leaves no such room:
+// what would be grown into early is missing later, in granules of the wrong sizes.
 //
 // Counted in blocks, not by a clock, so that the same calls get the same addresses: a block may cost kStitchUs on
 // average; what was spent beyond that is kept as a debt, and relief begins where it exceeds kDebtUs. Recorded training,
@@ -25,8 +26,9 @@ void Pool::Impl::note_rearranged(double us) {
 }
 
 BlockId Pool::Impl::try_relief(Bytes size, StreamIndex by, bool high) {
-  if (rearranged_us() <= kDebtUs) return kNoBlock;
-  return try_grow(kMainArena, size, by, high, std::min(above_peak(kRelief), space.reserved() + allowance()));
+  Bytes up_to = above_peak(kRelief);
+  if (rearranged_us() <= kDebtUs || (config.limit && up_to > own_limit())) return kNoBlock;
+  return try_grow(kMainArena, size, by, high, std::min(up_to, space.reserved() + allowance()));
 }
 
 }  // namespace dymem

@@ -37,7 +37,9 @@ Bytes Pool::Impl::allowance() const {
 constexpr double kSeveralStreams = 5;
 
 Bytes Pool::Impl::budget(Bytes size) const {
-  Bytes peak = std::max(counters.occupied_peak(), counters.occupied() + size);
+  Bytes peak = counters.occupied() + size;
+  // Under a limit a peak that was does not count: granules made early for it would be used in part by what comes first.
+  if (!config.limit) peak = std::max(peak, counters.occupied_peak());
   double ratio = config.grow_ratio * (streams.single() ? 1 : kSeveralStreams);
   Bytes b = peak + Bytes(double(peak) * ratio) + config.grow_slack;
   return std::min(b, space.reserved() + allowance());

@@ -280,9 +280,10 @@ def test_a_request_beyond_all_addresses_is_out_of_memory():
     assert pool.audit() == []
 
 
-@pytest.mark.parametrize("smallest, largest, limit", [(24, 200, 0), (24, 200, 2200 * MIB), (100, 900, 0)])
+@pytest.mark.parametrize("smallest, largest, limit", [(24, 200, 0), (24, 200, 2200 * MIB), (24, 200, 2600 * MIB),
+                                                     (100, 900, 0)])
 def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(smallest, largest, limit):
-    """Where every large block has another size the pool stitches less and grows further: at the most 25 %."""
+    """Where every large block has another size the pool stitches less and grows further: 25 % at the most, or not at all."""
     pool = make_pool(Device(capacity=16 << 30, bytes=False), limit=limit)
     choose, held, occupied, peak = random.Random(5), [], 0, 0
     for _ in range(1000):
@@ -296,7 +297,8 @@ def test_sizes_that_never_recur_get_more_room_but_a_limit_stands(smallest, large
         peak = max(peak, occupied)
         reserved = pool.stats()["reserved_bytes"]["all"]["current"]
         assert reserved <= (limit or 1.25 * peak + 2 * MIB)
-    assert reserved > 1.05 * peak, "it stitched on and on"
+    if not limit or limit > 1.25 * peak:
+        assert reserved > 1.05 * peak, "it stitched on and on"
     assert pool.audit() == []
 
 
