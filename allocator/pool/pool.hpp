@@ -101,7 +101,9 @@ class Pool {
   // forwarded_max() is then all that the other may hold (kNoLimit: there is none). After it, settle_forwarded says what
   // the other holds now (nullptr: as much as before) and gives the claim back. The sum never exceeds the limit.
   Bytes claim_forwarded(Bytes more);
-  void settle_forwarded(const PoolStats* held, Bytes claimed);
+  // `resets`: forwarded_resets() before the other was asked; its figures do not count if they were reset since.
+  void settle_forwarded(const PoolStats* held, Bytes claimed, std::uint64_t resets = 0);
+  std::uint64_t forwarded_resets() const;
   Bytes forwarded_max() const;
   Bytes forwarded_claims() const;  // by calls under way
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp

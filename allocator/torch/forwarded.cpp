@@ -336,6 +336,7 @@ void Forwarded::cap(int device, Bytes most) {
 void Forwarded::settle(int device, Bytes claimed) {
   Pool* const pool = pool_if_made(device);
   if (!pool || !started()) return;
+  const std::uint64_t resets = pool->forwarded_resets();
   PoolStats figures;
   {
     InsideOther inside;
@@ -344,7 +345,7 @@ void Forwarded::settle(int device, Bytes claimed) {
   const std::int64_t absorbed = absorbed_[device].load();
   figures.num_ooms -= absorbed;
   figures.num_alloc_retries += absorbed;
-  pool->settle_forwarded(&figures, claimed);
+  pool->settle_forwarded(&figures, claimed, resets);
 }
 
 void Forwarded::settle_all() {

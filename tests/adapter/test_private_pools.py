@@ -408,3 +408,21 @@ def test_a_forked_child_frees_nothing(pools):
         data.free()
         assert facts()["live"] == 0
     """)
+
+
+def test_figures_from_before_a_reset_do_not_count(pools):
+    # Another thread may reset the totals between the moment when the other allocator says what it holds and the moment
+    # when dymem books that: such figures look newer than all that come later.
+    pools("""
+        _torch.begin_pool(OTHER)
+        for _ in range(20):
+            _torch.allocate_on(MiB).free()
+        _torch.stand_in_reset_during_stats()
+        first = _torch.allocate_on(MiB)
+        second = _torch.allocate_on(20 * MiB)
+        assert own("forwarded_bytes.current") == facts()["reserved"] > 20 * MiB
+        assert own("forwarded_live_bytes.current") == 21 * MiB
+        _torch.end_pool(OTHER)
+        second.free()
+        assert own("forwarded_live_bytes.current") == MiB == stats()["allocated_bytes.all.current"]
+    """)
