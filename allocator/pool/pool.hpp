@@ -87,6 +87,8 @@ class Pool {
   // Empty if the driver refuses one. false: no such token; the blocks it named were freed.
   bool export_descriptors(const ExportToken& token, std::size_t first, std::size_t count, std::vector<int>* out);
   bool capturing() const;  // a graph capture is under way on a stream that the pool knows
+  // It knows this one, too, though nothing is allocated on it here, until watch() is called with -1.
+  void watch(StreamId stream, int count);
 
   // Gives all physical memory back, or that of some tags, and keeps the addresses; and back again. See sleep.hpp.
   SleepReport sleep(const SleepRequest& request = {});
