@@ -36,7 +36,7 @@ void copy(const c10::CachingAllocator::StatArray& from, StatArray& to) {
 thread_local int InsideOther::depth_ = 0;
 
 RelaxedCapture::RelaxedCapture(bool emulated) {
-  if (emulated) return;
+  if (emulated || forked()) return;  // F6: CUDA's own locks may have been held by another thread when this one forked
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) before_ = mode;
   else (void)cudaGetLastError();
