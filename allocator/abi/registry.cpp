@@ -118,8 +118,10 @@ Pool& pool(int device) {
   s.drivers[device] = std::move(driver);
   ++s.pools_made;
   Pool* published = made.release();
+  // Before a second pool is seen, none is the only one: its blocks would be looked for in the first.
+  if (s.pools_made > 1) detail::only_pool.store(nullptr, std::memory_order_release);
   detail::pools[device].store(published, std::memory_order_release);
-  detail::only_pool.store(s.pools_made == 1 ? published : nullptr, std::memory_order_release);
+  if (s.pools_made == 1) detail::only_pool.store(published, std::memory_order_release);
   return *published;
 }
 

@@ -150,4 +150,9 @@ bool Pool::capturing() const {
   return impl_->streams.any_capturing();
 }
 
+void Pool::watch(StreamId stream, int count) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->streams.watch(stream, count);
+}
+
 }  // namespace dymem

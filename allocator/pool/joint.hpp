@@ -4,7 +4,8 @@
 // constant, so the joint peak is the pool's peak of that window plus the constant.
 //
 //   J1  peaks of the pool itself, over all windows, are what they would be without this class.
-//   J2  figures() never goes back to older figures of the other side: its counters only rise, and say which is newer.
+//   J2  figures() never goes back to older figures of the other side: its counters only rise, and say which is newer;
+//       figures from before its totals were last reset do not count.
 // Lock: the pool's.
 #pragma once
 #include <algorithm>
@@ -29,11 +30,13 @@ class Joint {
   const PoolStats& other() const { return other_; }
   Bytes reserved() const { return Bytes(other_.reserved_bytes[kAll].current); }
   bool used() const { return used_; }
+  std::uint64_t resets() const { return resets_; }  // of the totals
 
   // The other side's figures are now `next`; false when they are older than those that are known. `window`: the pool's,
-  // peaks since the last window ended. When true, the caller starts a new window of the pool's peaks.
-  bool change(const PoolStats& window, const PoolStats& next) {
-    if (used_ && age(next) < age(other_)) return false;
+  // peaks since the last window ended. `resets`: resets() before they were asked for. When true, the caller starts a new
+  // window of the pool's peaks.
+  bool change(const PoolStats& window, const PoolStats& next, std::uint64_t resets) {
+    if (resets != resets_ || (used_ && age(next) < age(other_))) return false;
     end_window(window);
     for (int i = 0; i < kArrays; i++)
       for (int p = 0; p < kStatPools; p++) {
@@ -88,6 +91,7 @@ class Joint {
   }
   // Totals begin anew, on the other side too: what it says next is newer, however small.
   void reset_accumulated() {
+    ++resets_;
     for (int i = 0; i < kArrays; i++)
       for (Stat& s : array(other_, i)) s.reset_accumulated();
     other_.num_alloc_retries = other_.num_ooms = other_.num_sync_all_streams = 0;
@@ -115,6 +119,7 @@ class Joint {
 
   PoolStats other_;
   bool used_ = false;
+  std::uint64_t resets_ = 0;
   std::int64_t peak_[kArrays][kStatPools] = {}, own_peak_[kArrays][kStatPools] = {};
   std::int64_t pending_peak_ = 0, slab_peak_ = 0;
 };

@@ -379,11 +379,16 @@ Bytes Pool::claim_forwarded(Bytes more) {
   return granted;
 }
 
-void Pool::settle_forwarded(const PoolStats* held, Bytes claimed) {
+std::uint64_t Pool::forwarded_resets() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->joint.resets();
+}
+
+void Pool::settle_forwarded(const PoolStats* held, Bytes claimed, std::uint64_t resets) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
   p.forwarded_claimed -= std::min(claimed, p.forwarded_claimed);
-  if (held && p.joint.change(p.window_stats(), *held)) p.restart_peaks();
+  if (held && p.joint.change(p.window_stats(), *held, resets)) p.restart_peaks();
   p.home.let_marks_rise(p.allowance() != 0);
 }
 

@@ -87,6 +87,8 @@ class Pool {
   // Empty if the driver refuses one. false: no such token; the blocks it named were freed.
   bool export_descriptors(const ExportToken& token, std::size_t first, std::size_t count, std::vector<int>* out);
   bool capturing() const;  // a graph capture is under way on a stream that the pool knows
+  // It knows this one, too, though nothing is allocated on it here, until watch() is called with -1.
+  void watch(StreamId stream, int count);
 
   // Gives all physical memory back, or that of some tags, and keeps the addresses; and back again. See sleep.hpp.
   SleepReport sleep(const SleepRequest& request = {});
@@ -101,7 +103,9 @@ class Pool {
   // forwarded_max() is then all that the other may hold (kNoLimit: there is none). After it, settle_forwarded says what
   // the other holds now (nullptr: as much as before) and gives the claim back. The sum never exceeds the limit.
   Bytes claim_forwarded(Bytes more);
-  void settle_forwarded(const PoolStats* held, Bytes claimed);
+  // `resets`: forwarded_resets() before the other was asked; its figures do not count if they were reset since.
+  void settle_forwarded(const PoolStats* held, Bytes claimed, std::uint64_t resets = 0);
+  std::uint64_t forwarded_resets() const;
   Bytes forwarded_max() const;
   Bytes forwarded_claims() const;  // by calls under way
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/capture.hpp"
+
 namespace dymem {
 
 // An event costs about 0.9 us with its queries; closing at most this often keeps that far below a per cent of a step,
@@ -208,7 +210,15 @@ bool StreamTable::has_unfinished() const {
   return false;
 }
 
+void StreamTable::watch(StreamId stream, int count) {
+  if (count > 0) watched_.push_back(stream);
+  else if (auto it = std::find(watched_.begin(), watched_.end(), stream); it != watched_.end()) watched_.erase(it);
+}
+
 bool StreamTable::any_capturing() const {
+  if (!watched_.empty() && !may_map_in_capture())
+    for (StreamId stream : watched_)
+      if (driver_.is_capturing(stream)) return true;
   for (auto& s : streams_)
     if (driver_.is_capturing(s.id)) return true;
   return false;

@@ -89,6 +89,9 @@ class StreamTable {
   Epoch passed_within(StreamIndex on, Nanos soon) const;
   bool has_unfinished() const;  // closed epochs not yet seen finished
   bool any_capturing() const;   // no event, map or unmap call may be made now
+  // A stream whose memory comes from elsewhere may be captured from now on, or no longer (count +1, -1). Threads that may
+  // map in a capture go on as if it were not there: what they ask of CUDA concerns other streams.
+  void watch(StreamId stream, int count);
 
  private:
   struct Closed {
@@ -118,6 +121,7 @@ class StreamTable {
   std::unordered_map<StreamId, StreamIndex> by_id_;
   std::unordered_map<std::uint32_t, Epoch> waits_;  // (waiter << 16 | on) -> epoch it waited for
   std::vector<EventId> spare_events_;
+  std::vector<StreamId> watched_;
   unsigned ticks_ = 0;
   Nanos caught_up_ = 0;  // when the device was last seen to have finished everything
   bool contended_ = false;

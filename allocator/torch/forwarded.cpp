@@ -36,7 +36,7 @@ void copy(const c10::CachingAllocator::StatArray& from, StatArray& to) {
 thread_local int InsideOther::depth_ = 0;
 
 RelaxedCapture::RelaxedCapture(bool emulated) {
-  if (emulated) return;
+  if (emulated || forked()) return;  // F6: CUDA's own locks may have been held by another thread when this one forked
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   if (cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess) before_ = mode;
   else (void)cudaGetLastError();
@@ -336,6 +336,7 @@ void Forwarded::cap(int device, Bytes most) {
 void Forwarded::settle(int device, Bytes claimed) {
   Pool* const pool = pool_if_made(device);
   if (!pool || !started()) return;
+  const std::uint64_t resets = pool->forwarded_resets();
   PoolStats figures;
   {
     InsideOther inside;
@@ -344,7 +345,7 @@ void Forwarded::settle(int device, Bytes claimed) {
   const std::int64_t absorbed = absorbed_[device].load();
   figures.num_ooms -= absorbed;
   figures.num_alloc_retries += absorbed;
-  pool->settle_forwarded(&figures, claimed);
+  pool->settle_forwarded(&figures, claimed, resets);
 }
 
 void Forwarded::settle_all() {

@@ -97,9 +97,10 @@ class Forwarded {
  private:
   class Claim;
   struct OpenPool {
-    c10::DeviceIndex device;
+    c10::DeviceIndex device = 0;
     c10::MempoolId_t id;
     std::function<bool(cudaStream_t)> filter;
+    StreamId stream = 0;  // current when it was opened: a graph is captured there
   };
 
   void* call_malloc(size_t size, int device, cudaStream_t stream);

@@ -20,14 +20,20 @@ void Forwarded::begin(c10::DeviceIndex device, c10::MempoolId_t id, std::functio
     InsideOther inside;
     other.beginAllocateToPool(device, id, filter);
   }
-  std::lock_guard lock(open_mutex_);
-  open_.push_back({device, id, std::move(filter)});
-  open_count_.fetch_add(1);
+  const StreamId stream =
+      emulated_ ? 0 : reinterpret_cast<StreamId>(c10::cuda::getCurrentCUDAStream(device).stream());
+  {
+    std::lock_guard lock(open_mutex_);
+    open_.push_back({device, id, std::move(filter), stream});
+    open_count_.fetch_add(1);
+  }
+  pool(device).watch(stream, 1);  // our pool gets nothing to do there, so it would not see the capture
 }
 
 void Forwarded::end(c10::DeviceIndex device, c10::MempoolId_t id) {
   native::CUDAAllocator& other = start();
   OpenPool ended;  // the filter is destroyed without the lock
+  bool was_open = false;
   {
     std::lock_guard lock(open_mutex_);
     const auto found = std::find_if(open_.begin(), open_.end(),
@@ -36,8 +42,10 @@ void Forwarded::end(c10::DeviceIndex device, c10::MempoolId_t id) {
       ended = std::move(*found);
       open_.erase(found);
       open_count_.fetch_sub(1);
+      was_open = true;
     }
   }
+  if (Pool* const made = pool_if_made(device); was_open && made) made->watch(ended.stream, -1);
   {
     InsideOther inside;
     other.endAllocateToPool(device, id);

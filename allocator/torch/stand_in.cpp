@@ -93,9 +93,15 @@ class StandIn final : public PluggableAllocator {
   }
 
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    auto lock = enter("stats");
-    return stats_;
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    {
+      auto lock = enter("stats");
+      stats = stats_;
+    }
+    if (std::exchange(reset_during_stats_, false)) native::get()->resetAccumulatedStats(0);
+    return stats;
   }
+  void reset_during_stats() { reset_during_stats_ = true; }
   void resetPeakStats(c10::DeviceIndex) override {
     auto lock = enter("reset_peak");
     each_stat([](auto& stat) { stat.peak = stat.current; });
@@ -346,6 +352,7 @@ class StandIn final : public PluggableAllocator {
   std::recursive_mutex mutex_;
   int devices_ = 0;
   int until_failure_ = 0;
+  bool reset_during_stats_ = false;
   Bytes cap_ = kNoLimit;
   std::map<void*, Block> blocks_;
   std::map<PoolKey, int> uses_;
@@ -375,6 +382,8 @@ void bind_stand_in(py::module_& m) {
         "For tests: private pools go to an allocator that needs no GPU.");
   m.def("stand_in_facts", [] { return stand_in().facts(); }, "Calls by name, cap (-1: none), reserved, live, open.");
   m.def("stand_in_fail_call", [](int number) { stand_in().fail_call(number); });
+  m.def("stand_in_reset_during_stats", [] { stand_in().reset_during_stats(); },
+        "The next figures asked for are from before a reset of the totals.");
   m.def("stand_in_streams_of", [](std::uintptr_t address) { return stand_in().streams_of(as_pointer(address)); });
 
   m.def(

@@ -408,3 +408,42 @@ def test_a_forked_child_frees_nothing(pools):
         data.free()
         assert facts()["live"] == 0
     """)
+
+
+def test_figures_from_before_a_reset_do_not_count(pools):
+    # Another thread may reset the totals between the moment when the other allocator says what it holds and the moment
+    # when dymem books that: such figures look newer than all that come later.
+    pools("""
+        _torch.begin_pool(OTHER)
+        for _ in range(20):
+            _torch.allocate_on(MiB).free()
+        _torch.stand_in_reset_during_stats()
+        first = _torch.allocate_on(MiB)
+        second = _torch.allocate_on(20 * MiB)
+        assert own("forwarded_bytes.current") == facts()["reserved"] > 20 * MiB
+        assert own("forwarded_live_bytes.current") == 21 * MiB
+        _torch.end_pool(OTHER)
+        second.free()
+        assert own("forwarded_live_bytes.current") == MiB == stats()["allocated_bytes.all.current"]
+    """)
+
+
+def test_a_capture_on_a_stream_that_the_pool_never_saw_is_seen(pools):
+    # What is allocated on a captured stream is forwarded, so the pool has no work there. Threads that do not go into the
+    # relaxed mode (CuPy, programs in C, sleeping, trimming) shall leave CUDA alone all the same.
+    pools("""
+        pool, driver = _core.abi.pool(0), _core.abi.driver(0)
+        _core.abi.pool(0).free(pool.malloc(8 * MiB, 5))
+        reserved = pool.stats()["reserved_bytes"]["all"]["current"]
+        driver.set_capturing(0, True)
+        _torch.begin_pool(GRAPH, stream=0)
+        calls = driver.counters()["unmap"]
+        assert pool.trim() == 0 and driver.counters()["unmap"] == calls
+        raises(dymem.errors.InvalidArgument, lambda: pool.malloc(30 * MiB, 5), "being captured")
+        pool.free(pool.malloc(8 * MiB, 5))  # what needs no call is served
+        eager = _torch.allocate_on(30 * MiB, stream=5)  # the adapter's threads may map
+        eager.free()
+        _torch.end_pool(GRAPH)
+        driver.set_capturing(0, False)
+        assert pool.trim() >= reserved and pool.audit() == []
+    """)

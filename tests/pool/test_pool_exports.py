@@ -116,6 +116,82 @@ def test_an_exported_granule_is_neither_given_back_nor_lent():
     assert device.emulated.physical_in_use() == 0
 
 
+def two_granules(**options):
+    """A pool that stitches before it grows, with two granules of 16 MiB, free, each between others that are held."""
+    device = Device(**options)
+    pool = make_pool(device, grow_slack=0, grow_ratio=0)
+    large = []
+    for _ in range(2):
+        large.append(pool.malloc(16 * MIB, 0))
+        pool.malloc(2 * MIB, 0)
+    for address in large:
+        pool.free(address)
+    return device, pool
+
+
+def is_stitched(pool, address):
+    return any(s["address"] == address and s["stitched"] for s in pool.segments())
+
+
+def seen_outside(device, pool, exported, address, n):
+    """Whether what is written to the block at `address` shows in the granules that were exported."""
+    marks = bytes([0xA7]) * 4096
+    for at in range(address, address + n - 4096, MIB // 2):
+        device.write(at, marks)
+    whole = Receiver().read(pool, (exported[0], exported[1], 0), sum(exported[1]))
+    return marks in whole
+
+
+@pytest.mark.parametrize("mobility", ["untagged", "temporary"], ids=["free end", "free start"])
+def test_the_free_part_of_an_exported_granule_is_not_stitched(mobility):
+    device, pool = two_granules()
+    block = pool.malloc(3 * MIB, 0, mobility)
+    control = pool.malloc(26 * MIB, 0)  # needs the rest of that granule, and has it while nothing is exported
+    assert is_stitched(pool, control) and pool.stats()["reserved_bytes"]["all"]["current"] == 36 * MIB
+    pool.free(control)
+
+    device, pool = two_granules()
+    block = pool.malloc(3 * MIB, 0, mobility)
+    exported = pool.export_memory(block)
+    assert exported[1] == [16 * MIB]
+    stitched = pool.malloc(26 * MIB, 0)
+    assert is_stitched(pool, stitched) and pool.stats()["reserved_bytes"]["all"]["current"] > 36 * MIB
+    assert not seen_outside(device, pool, exported, stitched, 26 * MIB) and pool.audit() == []
+    pool.free(stitched)
+    pool.free(block)
+    fresh = pool.malloc(26 * MIB, 0)  # and it serves again when it is freed
+    assert pool.audit() == [] and is_stitched(pool, fresh)
+
+
+@pytest.mark.parametrize("size", [26, 25], ids=["as before", "another size"])
+def test_views_made_before_an_export_are_not_used_during_it(size):
+    device, pool = two_granules()
+    block = pool.malloc(3 * MIB, 0)
+    before = pool.malloc(26 * MIB, 0)
+    assert is_stitched(pool, before)
+    pool.free(before)
+    exported = pool.export_memory(block)
+    after = pool.malloc(size * MIB, 0)
+    assert after != before and not seen_outside(device, pool, exported, after, size * MIB)
+    pool.free(after)
+    pool.free(block)
+    assert pool.audit() == []
+
+
+def test_a_region_that_ends_in_an_exported_granule_does_not_grow_from_there():
+    device, pool = two_granules()
+    region = pool.malloc(32 * MIB, 0)  # both granules, whole
+    assert is_stitched(pool, region)
+    pool.free(region)
+    blocks = [pool.malloc(n * MIB, 0) for n in (3, 14)]  # the second lies in the other granule: 13 MiB are left in one
+    exports = [pool.export_memory(b) for b in blocks]
+    assert sum(len(sizes) for _, sizes, _ in exports) == 2 and exports[0][0] != exports[1][0]
+    grown = pool.malloc(40 * MIB, 0)
+    for exported in exports:
+        assert not seen_outside(device, pool, exported, grown, 40 * MIB)
+    assert pool.audit() == []
+
+
 def test_blocks_of_one_granule_share_a_token_until_the_last_is_freed():
     pool = make_pool(Device())
     blocks = [pool.malloc(4096, 0) for _ in range(3)]
