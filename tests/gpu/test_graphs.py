@@ -77,7 +77,7 @@ with torch.no_grad():
 def test_graphed_callables_train_as_eager_does(on_card):
     on_card(MODEL + """
 import copy
-reference = copy.deepcopy(model)
+reference, trained = copy.deepcopy(model), copy.deepcopy(model)  # a graphed model's copy has its graphed forward
 graphed = torch.cuda.make_graphed_callables(model, (x.clone(),))
 optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, reference)]
 for step in range(5):
@@ -94,7 +94,6 @@ for step in range(5):
 sound()
 
 # A whole training step in one graph, of a model that no eager backward on another stream has used.
-trained = copy.deepcopy(model)
 optimizer = torch.optim.Adam(trained.parameters(), capturable=True)
 def step():
     optimizer.zero_grad(set_to_none=True)

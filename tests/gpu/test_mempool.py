@@ -186,8 +186,12 @@ sound()
 """, DYMEM_CONF="limit:256MiB")
 
 
-def test_nccl_registers_what_lies_in_a_pool(on_card):
+@pytest.mark.parametrize("hook", ["1", "0"], ids=["by its hook", "by hand"])
+def test_nccl_registers_what_lies_in_a_pool(on_card, hook):
+    """With the hook NCCL follows the allocator's trace; by hand a pool is registered and deregistered. Not both at once:
+    what was deregistered by hand the hook would deregister again."""
     on_card("""
+hook = os.environ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"] == "1"
 import torch.distributed as dist
 if not dist.is_nccl_available(): sys.exit()
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
@@ -201,13 +205,13 @@ except RuntimeError as error:  # NCCL's own allocator needs more of the machine;
     pool = torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(pool):
     t = torch.full((4 * MIB,), 2.0, device="cuda")
-backend.register_mem_pool(pool)
+if not hook: backend.register_mem_pool(pool)
 eager = torch.full((4 * MIB,), 3.0, device="cuda")
 for _ in range(3):
     dist.all_reduce(t); dist.all_reduce(eager)
 assert t.sum().item() == 2 * 4 * MIB and eager.sum().item() == 3 * 4 * MIB
-backend.deregister_mem_pool(pool)
+if not hook: backend.deregister_mem_pool(pool)
 del t, pool
 dist.destroy_process_group()
 sound()
-""", TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
+""", TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=hook)
