@@ -77,6 +77,15 @@ def jobs_at_once():
     return int(text) if text else len(os.sched_getaffinity(0))
 
 
+def check_packaging_tools():
+    """pip asks for them itself, except with --no-build-isolation; setuptools then only says that a command is invalid."""
+    if {"dist_info", "editable_wheel", "bdist_wheel"}.isdisjoint(sys.argv) or importlib.util.find_spec("wheel"):
+        return
+    if importlib.util.find_spec("setuptools.command.bdist_wheel") is None:
+        fail("this setuptools makes no wheels by itself; run `pip install wheel`, or `pip install -U setuptools` (70.1 or "
+             "newer).")
+
+
 def find_compiler():
     """The command and the first line of its --version."""
     command = words("CXX", "g++")
@@ -191,6 +200,7 @@ class BuildPackage(build_py):
         return super().get_outputs(include_bytecode) + [str(target) for _, target in self.carried_files()]
 
 
+check_packaging_tools()
 setup(
     version=version(),
     license="Apache-2.0",

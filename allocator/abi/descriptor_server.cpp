@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 
@@ -21,7 +22,9 @@ namespace dymem {
 namespace {
 
 constexpr int kPatienceSeconds = 20;     // of a client
-constexpr std::size_t kClientsMax = 64;  // at a time; more wait in the backlog
+constexpr std::size_t kClientsMax = 64;  // at a time; more wait in the backlog, until others have been quiet for too long
+constexpr std::chrono::seconds kQuietMax{5};
+constexpr int kLookMs = 500;  // how often that is looked at
 constexpr int kBacklog = 256;
 
 struct Request {
@@ -105,22 +108,35 @@ bool answer(int client, const DescriptorSource source) {
 }
 
 void serve(int listener, DescriptorSource source) {
+  using Clock = std::chrono::steady_clock;
   std::vector<pollfd> watched{{listener, POLLIN, 0}};
+  std::vector<Clock::time_point> heard{Clock::now()};  // of each, when it said something last
+  const auto drop = [&](std::size_t i) {
+    close(watched[i].fd);
+    watched.erase(watched.begin() + static_cast<std::ptrdiff_t>(i));
+    heard.erase(heard.begin() + static_cast<std::ptrdiff_t>(i));
+  };
   for (;;) {
-    watched[0].events = watched.size() <= kClientsMax ? POLLIN : 0;
-    if (poll(watched.data(), watched.size(), -1) < 0) {
+    const bool full = watched.size() > kClientsMax;
+    watched[0].events = full ? 0 : POLLIN;
+    if (poll(watched.data(), watched.size(), full ? kLookMs : -1) < 0) {
       if (errno != EINTR) usleep(10'000);
       continue;
     }
-    for (std::size_t i = watched.size(); --i > 0;)
-      if (watched[i].revents && !((watched[i].revents & POLLIN) && answer(watched[i].fd, source))) {
-        close(watched[i].fd);
-        watched.erase(watched.begin() + static_cast<std::ptrdiff_t>(i));
+    const Clock::time_point now = Clock::now();
+    for (std::size_t i = watched.size(); --i > 0;) {
+      if (!watched[i].revents) {
+        if (full && now - heard[i] > kQuietMax) drop(i);
+      } else if ((watched[i].revents & POLLIN) && answer(watched[i].fd, source)) {
+        heard[i] = now;
+      } else {
+        drop(i);
       }
+    }
     if (!(watched[0].revents & POLLIN)) continue;
     const int client = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (client < 0) usleep(10'000);  // out of descriptors: the client waits
-    else if (same_user(client)) watched.push_back({client, POLLIN, 0});
+    else if (same_user(client)) watched.push_back({client, POLLIN, 0}), heard.push_back(Clock::now());
     else close(client);
   }
 }

@@ -6,8 +6,9 @@
 //   V1  The socket lives in the abstract namespace under a random name: no file to leave behind. Processes in other
 //       network namespaces (containers) do not see it.
 //   V2  Both ends ask the kernel who the other is and speak only with their own user; tokens cannot be guessed.
-//   V3  The thread waits for nobody in particular: a client that says nothing keeps no other one waiting. It holds no
-//       lock while it waits, runs no Python, takes no signals, and ends with the process.
+//   V3  The thread waits for nobody in particular: a client that says nothing keeps no other one waiting, and where many
+//       do, they are hung up on after seconds. It holds no lock while it waits, runs no Python, takes no signals, and ends
+//       with the process.
 //   V4  A forked child closes its copy of the socket, so that the name dies with the process that answers to it.
 //   V5  A message carries at most kDescriptorsMax descriptors, so many granules cost either side few at a time.
 #pragma once

@@ -68,10 +68,9 @@ Parsed read_handle(const std::string& text) {
     Run run;
     std::memcpy(&run, text.data() + fixed + i * sizeof run, sizeof run);
     if (run.count == 0 || run.count > kGranulesMax - out.granules.size()) not_a_handle();
-    if (run.size == 0 || run.size > kRequestMax) not_a_handle();
+    if (run.size == 0 || run.count > (kRequestMax - out.size) / run.size) not_a_handle();
     out.granules.insert(out.granules.end(), run.count, run.size);
     out.size += run.size * run.count;
-    if (out.size > kRequestMax) not_a_handle();
   }
   return out;
 }
@@ -96,7 +95,7 @@ std::string of_process(const Header& header) { return "process " + std::to_strin
                   " cannot hand over the memory of the tensor it shared: does it, or this process, have too many files open "
                   "(ulimit -n)?");
     default:
-      throw Error("dymem: " + sender + ", which shared this tensor, does not answer: is it stopped?");
+      throw Error("dymem: " + sender + ", which shared this tensor, does not answer: has it just ended, or is it stopped?");
   }
 }
 

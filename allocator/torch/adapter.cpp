@@ -60,6 +60,16 @@ void prepare_pool(int device, Pool& pool) {
   if (fraction < 1.0) set_memory_fraction(device, pool, fraction);
 }
 
+// PyTorch reads PYTORCH_ALLOC_CONF at the first use of a setting, and refuses a `backend` other than the allocator that is
+// in place by then: while that is still the one it chose itself, any backend it knows is one it takes. What it cannot read
+// it says at the first allocation, as ever: reading that failed is tried again there.
+void read_settings() noexcept {
+  try {
+    (void)native::CUDAAllocatorConfig::per_process_memory_fraction();
+  } catch (...) {
+  }
+}
+
 void check_device(int device) {
   if (device < 0 || device >= kDevicesMax) raise("dymem: there is no device " + std::to_string(device) + ".");
 }
@@ -462,6 +472,7 @@ bool native_allocator_initialized() {
 void install_torch_allocator() {
   if (native_allocator_initialized())
     throw InvalidArgument("dymem must be installed before the first use of CUDA: move dymem.install() up.");
+  read_settings();
   TorchAllocator& adapter = torch_allocator();
   if (auto* const before = native::allocator.load();
       before != &adapter && process_config().driver != DriverKind::emulated)

@@ -33,7 +33,10 @@ def memory_stats(device: int = 0) -> dict:
     """
     from dymem import _core
 
-    stats = _core.abi.stats(device)
+    try:
+        stats = _core.abi.stats(device)
+    except TypeError:
+        raise InvalidArgument(f"{device!r} is no number of a device; write for example dymem.memory_stats(0)") from None
     others = _core.abi.held_by_others(device)
     stats["held_bytes.torch"] = max(0, stats["allocated_bytes.all.current"] - sum(others.values()))
     return stats | {f"held_bytes.{name}": held for name, held in others.items()}

@@ -89,16 +89,23 @@ def warning(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES
             "pools of CUDA graphs and MemPool: " + "; ".join(f"{name} ({why})" for name, why in told.items()) + ".")
 
 
-def watch(torch) -> None:
-    """From now on, settings changed at run time are answered as those of the environment are. Once a process."""
+def watch(torch, backend: str) -> None:
+    """From now on, settings changed at run time are answered as those of the environment are. Once a process.
+
+    `backend` is the one that PyTorch had chosen before dymem took its place.
+    """
     for name in SETTERS:
         if (setter := getattr(torch._C, name, None)) is not None:
-            setattr(torch._C, name, _telling(setter, name))
+            setattr(torch._C, name, _telling(setter, name, backend))
 
 
-def _telling(setter: Callable[[str], object], name: str) -> Callable[[str], object]:
+def _telling(setter: Callable[[str], object], name: str, backend: str) -> Callable[[str], object]:
+    # PyTorch takes no backend but the allocator in place; under its own it would have taken this one, which asks for nothing.
+    same = re.compile(rf"(^|,)\s*backend\s*:\s*{re.escape(backend)}\s*(?=,|$)")
+
     def tells(env: str) -> object:
-        answer = setter(env)  # first: what PyTorch refuses is refused
+        rest = same.sub("", env).removeprefix(",") if isinstance(env, str) else env
+        answer = setter(rest) if rest or not env else None  # first: what PyTorch refuses is refused
         if (sentence := warning({name: env}, (name,))) is not None:
             warnings.warn(sentence, stacklevel=2)
         return answer

@@ -52,8 +52,9 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
             raise InstallError(str(error).removeprefix("dymem: ")) from None
         if (sentence := alloc_conf.warning(os.environ)) is not None:
             warnings.warn(sentence, stacklevel=2)
+        backend = torch.cuda.get_allocator_backend()
         adapter.install()
-        alloc_conf.watch(torch)
+        alloc_conf.watch(torch, backend)
         _installed = wanted
 
 

@@ -1,8 +1,11 @@
 """install(): once, early, without touching CUDA, and one clear sentence for all that can go wrong."""
 
 import json
+import os
 import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -164,6 +167,38 @@ def test_settings_of_pytorchs_allocator_that_mean_nothing_are_named(script):
     assert "pinned_use" not in done.err and "per_process" not in done.err and "PYTORCH_CUDA_ALLOC_CONF" in done.err
     assert done.err.count("Warning") == 1
     assert script("", PYTORCH_ALLOC_CONF="backend:native,expandable_segments:False,pinned_num_register_threads:4").err == ""
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+def test_a_backend_chosen_for_pytorch_fails_no_allocation(first_build, variable, backend):
+    # In a process of its own: PyTorch chooses while it is imported.
+    code = f"""
+import torch, dymem
+dymem.install(driver="emulated", emulated_capacity="64MiB")
+from dymem import _torch
+for _ in range(2):
+    assert _torch.allocate_on(1000).address
+from dymem.alloc_conf import SETTERS
+for setter in [getattr(torch._C, name) for name in SETTERS if hasattr(torch._C, name)]:
+    setter("backend:{backend}")
+    setter(" backend : {backend} ,pinned_use_background_threads:True")
+    setter("pinned_use_background_threads:False,backend:{backend}")
+    for other in ("native", "cudaMallocAsync"):
+        if other == "{backend}":
+            continue
+        try:
+            setter("backend:" + other)
+        except RuntimeError as error:
+            assert "at load time" in str(error)
+        else:
+            raise AssertionError("PyTorch took another backend than it was loaded with")
+assert torch.cuda.get_allocator_backend() == "dymem"
+"""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("DYMEM_", "PYTORCH_"))}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True,
+                          env={**clean, "DYMEM_CACHE": str(first_build.cache), variable: f"backend:{backend}"})
+    assert done.returncode == 0, done.stderr
 
 
 def test_settings_changed_at_run_time_are_answered_too(script):

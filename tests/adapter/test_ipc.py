@@ -355,6 +355,42 @@ def test_no_damaged_handle_is_mapped(two):
     """)
 
 
+def test_sizes_in_a_handle_that_overflow_are_no_handle(two):
+    two("""
+        import struct
+        link, pid = sends(1000)
+        (handle, _), = link.recv()
+        def with_runs(*runs):  # the last 16 bytes are one run, before them their number
+            return handle[:-20] + struct.pack("<I", len(runs)) + b"".join(struct.pack("<QQ", *run) for run in runs)
+        good = _torch.receive(with_runs((2 * MiB, 1)))
+        assert with_runs((2 * MiB, 1)) == handle
+        good.free()
+        for runs in [(1 << 46, 1 << 18)], [(1 << 46, 1 << 18), (2 * MiB, 1)], [(1 << 46, 2)], [(1 << 63, 2)], [(2**64 - 1, 1)]:
+            raises(RuntimeError, lambda: _torch.receive(with_runs(*runs)), "no handle of a shared tensor")
+        assert nothing_is_open()
+        link.send(None)
+        assert ended(pid)
+    """)
+
+
+def test_connections_that_say_nothing_starve_nobody(two):
+    two("""
+        link, pid = sends(1000)
+        (handle, offset), = link.recv()
+        name = "\\0dymem-" + handle[6:22].hex()
+        idle = []
+        for _ in range(100):
+            quiet = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            quiet.connect(name)
+            idle.append(quiet)
+        received = _torch.receive(handle)
+        assert holds(received.address + offset, 1000, 0)
+        received.free()
+        link.send(None)
+        assert ended(pid)
+    """)
+
+
 def test_slabs_are_shared_as_pytorchs_allocator_does(two):
     two("""
         link, pid = sends(1000, 8 * MiB)

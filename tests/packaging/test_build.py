@@ -119,6 +119,18 @@ def test_a_variable_that_makes_no_sense_is_named(root, tmp_path, env, words):
     assert run.stderr.startswith("dymem: ") and all(word in run.stderr for word in words), run.stderr
 
 
+@pytest.mark.parametrize("command", ["dist_info", "editable_wheel", "bdist_wheel"])
+def test_tools_that_make_no_wheels_are_one_sentence(root, tmp_path, command):
+    hidden = ("wheel", "setuptools.command.bdist_wheel")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\nfind = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name, package=None: None if name in {hidden} else find(name, package)\n")
+    run = subprocess.run([sys.executable, "setup.py", "--quiet", command], cwd=root, capture_output=True, text=True,
+                         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)})
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("dymem: ") and "pip install wheel" in run.stderr, run.stderr
+
+
 def test_sources_are_found_from_a_checkout():
     from dymem._paths import source_dir
 
