@@ -237,6 +237,7 @@ void bind_emulated(py::module_& m) {
       .def("set_lag", &EmulatedDriver::set_lag, py::arg("lag"))
       .def("set_busy_until", &EmulatedDriver::set_busy_until, py::arg("stream"), py::arg("t"))
       .def("set_capturing", &EmulatedDriver::set_capturing, py::arg("stream"), py::arg("capturing"))
+      .def("set_destroyed", &EmulatedDriver::set_destroyed, py::arg("stream"), py::arg("destroyed"))
       .def("take_memory", &EmulatedDriver::take_memory, py::arg("n"))
       .def("give_memory", &EmulatedDriver::give_memory, py::arg("n"))
       .def("physical_in_use", &EmulatedDriver::physical_in_use)

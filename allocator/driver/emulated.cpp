@@ -31,7 +31,8 @@
 namespace dymem {
 namespace {
 
-constexpr int kNativeInvalid = 1, kNativeOutOfMemory = 2, kNativeNotReady = 600, kNativeUnsupported = 801;
+constexpr int kNativeInvalid = 1, kNativeOutOfMemory = 2, kNativeInvalidHandle = 400, kNativeNotReady = 600,
+              kNativeUnsupported = 801;
 constexpr Addr kInventedBase = 0x10'0000'0000;
 constexpr Addr kInventedEnd = Addr{1} << 47;
 constexpr Bytes kHostPage = 4096;
@@ -362,6 +363,7 @@ class Emulated final : public EmulatedDriver {
 
   Status event_record(EventId event, StreamId stream) override {
     const Lock lock(mutex_);
+    if (streams_.is_destroyed(stream)) return {Code::failed, "event_record", kNativeInvalidHandle};
     if (!streams_.record(event, stream)) return invalid("event_record");
     ++counters_.event_record;
     return {};
@@ -444,6 +446,10 @@ class Emulated final : public EmulatedDriver {
   void set_capturing(StreamId stream, bool capturing) override {
     const Lock lock(mutex_);
     streams_.set_capturing(stream, capturing);
+  }
+  void set_destroyed(StreamId stream, bool destroyed) override {
+    const Lock lock(mutex_);
+    streams_.set_destroyed(stream, destroyed);
   }
   void take_memory(Bytes n) override {
     const Lock lock(mutex_);

@@ -33,6 +33,7 @@ class EmulatedDriver : public Driver {
   virtual void set_lag(Nanos lag) = 0;                        // for every stream; default 0
   virtual void set_busy_until(StreamId stream, Nanos t) = 0;  // the stream has work until t
   virtual void set_capturing(StreamId stream, bool capturing) = 0;
+  virtual void set_destroyed(StreamId stream, bool destroyed) = 0;  // as its owner may do at any time
   virtual void take_memory(Bytes n) = 0;       // another tenant takes (n) bytes of the device
   virtual void give_memory(Bytes n) = 0;       // … and gives them back
   virtual Bytes physical_in_use() const = 0;   // bytes of handles not yet released (D4)

@@ -33,6 +33,11 @@ bool VirtualStreams::is_capturing(StreamId stream) const {
   return it != streams_.end() && it->second.capturing;
 }
 
+bool VirtualStreams::is_destroyed(StreamId stream) const {
+  const auto it = streams_.find(stream);
+  return it != streams_.end() && it->second.destroyed;
+}
+
 bool VirtualStreams::record(EventId event, StreamId stream) {
   Event* e = events_.find(event);
   if (!e) return false;
@@ -65,7 +70,7 @@ VirtualStreams::Stream& VirtualStreams::stream_of(StreamId stream) {
     const Nanos t = now();
     for (auto it = streams_.begin(); it != streams_.end();) {
       const Stream& s = it->second;
-      if (!s.capturing && s.busy_until <= t && s.waited <= t) it = streams_.erase(it);
+      if (!s.capturing && !s.destroyed && s.busy_until <= t && s.waited <= t) it = streams_.erase(it);
       else ++it;
     }
     prune_at_ = std::max<std::size_t>(1024, 2 * streams_.size());

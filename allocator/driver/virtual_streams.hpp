@@ -28,6 +28,8 @@ class VirtualStreams {
   Nanos all_done();                           // when the last work and the last recorded event complete
   void set_capturing(StreamId stream, bool capturing) { stream_of(stream).capturing = capturing; }
   bool is_capturing(StreamId stream) const;
+  void set_destroyed(StreamId stream, bool destroyed) { stream_of(stream).destroyed = destroyed; }
+  bool is_destroyed(StreamId stream) const;
 
   EventId create() { return events_.add(Event{}); }
   bool destroy(EventId event) { return events_.erase(event); }
@@ -46,6 +48,7 @@ class VirtualStreams {
     Nanos busy_until = 0;
     Nanos waited = 0;
     bool capturing = false;
+    bool destroyed = false;  // takes no events and no waits; what was enqueued goes on
   };
 
   Stream& stream_of(StreamId stream);

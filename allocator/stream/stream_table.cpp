@@ -77,11 +77,11 @@ Status StreamTable::close(StreamIndex s) {
   Status status = take_event(&e);
   if (!status.ok()) return status;
   status = driver_.event_record(e, st.id);
+  st.closed_at = driver_.now();  // also when it failed: not to be tried again at once
   if (!status.ok()) {
     spare_events_.push_back(e);
     return status;
   }
-  st.closed_at = driver_.now();
   st.closed.push_back({st.open, e, st.closed_at});
   st.open++;
   st.gathered = 0;
@@ -125,9 +125,26 @@ bool StreamTable::poll() {
   return progress;
 }
 
+bool StreamTable::close_unless_refused(StreamIndex s) {
+  Status status = close(s);
+  if (status.code == Code::not_ready) status.expect_ok();  // a capture is under way: nobody may wait
+  return status.ok();
+}
+
+void StreamTable::finish_with_device(StreamIndex s) {
+  driver_.synchronize().expect_ok();
+  Stream& st = streams_[s];
+  for (const Closed& c : st.closed) spare_events_.push_back(c.event);
+  st.closed.clear();
+  st.finished = st.open++;
+  st.passed_at = st.closed_at = driver_.now();
+  st.gathered = 0;
+  st.used = false;
+}
+
 void StreamTable::synchronize(LastUse use) {
   Stream& st = streams_[use.stream];
-  if (use.epoch == st.open) close(use.stream).expect_ok();
+  if (use.epoch == st.open && !close_unless_refused(use.stream)) return finish_with_device(use.stream);
   while (st.finished < use.epoch && !st.closed.empty()) {
     driver_.event_synchronize(st.closed.front().event).expect_ok();
     st.finished = st.closed.front().epoch;
@@ -139,7 +156,7 @@ void StreamTable::synchronize(LastUse use) {
 
 void StreamTable::synchronize_all() {
   for (std::size_t s = 0; s < streams_.size(); s++) {
-    if (streams_[s].used) close(StreamIndex(s)).expect_ok();
+    if (streams_[s].used && !close_unless_refused(StreamIndex(s))) finish_with_device(StreamIndex(s));
     if (!streams_[s].closed.empty()) synchronize({StreamIndex(s), streams_[s].closed.back().epoch});
   }
 }
@@ -147,7 +164,7 @@ void StreamTable::synchronize_all() {
 void StreamTable::make_wait(StreamIndex waiter, StreamIndex on) {
   if (waiter == on) return;
   LastUse use = now(on);
-  close(on).expect_ok();
+  if (!close_unless_refused(on)) return finish_with_device(on);
   driver_.stream_wait(streams_[waiter].id, streams_[on].closed.back().event).expect_ok();
   Epoch& e = waits_[std::uint32_t(waiter) << 16 | on];
   e = std::max(e, use.epoch);

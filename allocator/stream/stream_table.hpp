@@ -115,6 +115,9 @@ class StreamTable {
   bool waited(LastUse use, StreamIndex by) const;
   void weigh();  // after an epoch was closed: who does the work now
   Status take_event(EventId* out);
+  bool close_unless_refused(StreamIndex s);  // false: no event could be recorded; throws during a capture
+  // For a stream that takes no events: its owner destroyed it, most likely, and its work ends with the device's.
+  void finish_with_device(StreamIndex s);
 
   Driver& driver_;
   std::vector<Stream> streams_;

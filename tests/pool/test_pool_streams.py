@@ -312,3 +312,31 @@ def test_single_stream_records_no_events(setting):
         model.free(model.malloc((i % 7 + 1) * MIB, A))
     counters = device.emulated.counters()
     assert counters["event_record"] == counters["event_query"] == counters["event_wait"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"alias": False}, {"backing": "contiguous"}], ids=["vmm", "alias=off", "contiguous"])
+def test_a_stream_that_its_owner_destroyed_costs_no_memory_and_no_error(options):
+    """Its work goes on to its end: blocks freed on it are nobody else's until the device is done, and then everybody's."""
+    device = Device()
+    pool = make_pool(device, limit=96 * MIB, **options)
+    kept = pool.malloc(MIB, 0)
+    side = [pool.malloc(20 * MIB, 7) for _ in range(4)]
+    used = pool.malloc(4 * MIB, 0)
+    pool.record_stream(used, 7)
+    device.emulated.set_busy_until(7, device.emulated.now() + 40_000_000)
+    done = device.emulated.now() + 40_000_000
+    device.emulated.set_destroyed(7, True)
+    for block in (*side, used):
+        pool.free(block)
+    small = pool.malloc(MIB, 0)  # fits elsewhere: nobody is waited for
+    assert device.emulated.now() < done
+    big = pool.malloc(60 * MIB, 0)  # needs what was freed on the stream that is gone
+    assert device.emulated.now() >= done and pool.stats()["num_ooms"] == 0
+    for block in (kept, small, big):
+        pool.free(block)
+    pool.trim()
+    assert pool.stats()["reserved_bytes"]["all"]["current"] == 0 or "backing" in options
+    device.emulated.set_destroyed(7, False)  # a new stream with the same handle
+    pool.free(pool.malloc(80 * MIB, 7))
+    pool.free(pool.malloc(80 * MIB, 0))
+    assert pool.audit() == [] and device.violations() == []

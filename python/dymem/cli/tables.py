@@ -41,7 +41,7 @@ def _name(text: str) -> Text:
 
 def replay_table(results: list[dict]) -> Table:
     limited = any(result["limit_bytes"] for result in results)
-    names = ["trace", "live peak", "occupied peak", "PyTorch reserved", "dymem reserved", "warm driver calls",
+    names = ["trace", "live peak", "occupied peak", "recorded reserved", "dymem reserved", "warm driver calls",
              "malloc / free"]
     table = new_table("Replayed through dymem's pool", names + (["limit", "fits"] if limited else []))
     for r in results:
