@@ -3,7 +3,6 @@
 Each test is one script (see conftest.py) that forks a second process before it uses a pool, so that each has a pool of its
 own; they talk over a pipe. What a message carries is what torch.multiprocessing would pickle: a handle and an offset.
 """
-
 import textwrap
 
 import pytest

@@ -75,6 +75,21 @@ def test_nested_pools_and_two_devices(pools):
     """, conf="driver='emulated', emulated_capacity='64MiB', emulated_devices=2")
 
 
+def test_snapshots_and_histories_cover_both(pools):
+    """What was asked of the history before the first private pool reaches the other allocator with it."""
+    pools("""
+        _torch.record_history(True)
+        ours = _torch.allocate_on(MiB)
+        assert facts().get("history", 0) == 0 and len(torch._C._cuda_memorySnapshot(None)["segments"]) == 1
+        _torch.begin_pool(GRAPH)
+        theirs = [_torch.allocate_on(MiB) for _ in range(3)]
+        _torch.end_pool(GRAPH)
+        assert facts()["history"] == 1 and len(torch._C._cuda_memorySnapshot(None)["segments"]) == 1 + 3
+        _torch.record_history(False)
+        assert facts()["history"] == 2
+    """)
+
+
 def test_addresses_tell_whose_they_are(pools):
     pools("""
         ours = _torch.allocate_on(MiB)
