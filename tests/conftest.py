@@ -6,11 +6,14 @@ what importing needs and what is set; style/ the rules of the sources; gpu/ what
 """
 
 import ctypes
+import fcntl
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,3 +70,23 @@ def python(tmp_path):
 def dymem_command(python):
     """Runs `python -m dymem` on arguments."""
     return lambda *arguments, **more: python("-m", "dymem", *arguments, **more)
+
+
+@pytest.fixture(scope="session")
+def first_build(tmp_path_factory):
+    """A cache with the adapter in it, built once for all workers, and what four processes said that all wanted it first."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    cache, told = shared / "first-build", shared / "first-build.json"
+    with open(shared / "first-build.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            clean = {key: value for key, value in os.environ.items()
+                     if not key.startswith(("DYMEM_", "PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC"))}
+            script = "import dymem; dymem.install(driver='emulated'); import torch; print(torch.cuda.get_allocator_backend())"
+            jobs = [subprocess.Popen([sys.executable, "-c", script], env={**clean, "DYMEM_CACHE": str(cache)},
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+            said = [job.communicate(timeout=600) for job in jobs]
+            told.write_text(json.dumps([[job.returncode, *each] for job, each in zip(jobs, said)]))
+    results = [SimpleNamespace(returncode=code, out=out, err=err) for code, out, err in json.loads(told.read_text())]
+    return SimpleNamespace(cache=cache, results=results)

@@ -48,20 +48,6 @@ def environment(cache: Path, **more: str) -> dict:
 
 
 @pytest.fixture(scope="session")
-def first_build(tmp_path_factory):
-    """The cache with the built adapter, and what four processes said that all wanted it first."""
-    cache = tmp_path_factory.mktemp("cache")
-    script = "import dymem; dymem.install(driver='emulated'); import torch; print(torch.cuda.get_allocator_backend())"
-    jobs = [subprocess.Popen([sys.executable, "-c", script], env=environment(cache), stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    results = []
-    for job in jobs:
-        out, err = job.communicate(timeout=600)
-        results.append(SimpleNamespace(returncode=job.returncode, out=out, err=err))
-    return SimpleNamespace(cache=cache, results=results)
-
-
-@pytest.fixture(scope="session")
 def zygote():
     """A process with torch in it; see zygote.py."""
     process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "zygote.py")], stdin=subprocess.PIPE,

@@ -202,10 +202,10 @@ def test_run_refuses_a_bad_environment(stage):
 
 
 @pytest.mark.torch
-def test_run_trains_under_dymem(python, tmp_path):
+def test_run_trains_under_dymem(python, tmp_path, first_build):
     """The real thing, over the emulated driver: the script sees dymem as the allocator's backend."""
     (tmp_path / "script.py").write_text("import torch\nprint(torch.cuda.memory.get_allocator_backend())\n")
-    run = python("-m", "dymem", "run", "--driver", "emulated", "script.py", timeout=590)
+    run = python("-m", "dymem", "run", "--driver", "emulated", "script.py", env={"DYMEM_CACHE": str(first_build.cache)})
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["dymem"]
 
