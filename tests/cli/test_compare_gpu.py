@@ -157,12 +157,12 @@ def test_bad_input_beside_a_script(dymem_command, tmp_path, arguments, words):
 
 
 @pytest.mark.torch
-def test_a_script_of_the_users(dymem_command, tmp_path):
+def test_a_script_of_the_users(dymem_command, tmp_path, first_build):
     (tmp_path / "my train.py").write_text(
         "import sys, torch\nassert sys.argv[1:] == ['--json', 'mine']\nw = torch.zeros(3, requires_grad=True)\n"
         "o = torch.optim.SGD([w])\nfor i in range(5):\n    w.sum().backward(); o.step()\nprint('secret')\n")
     run = dymem_command("compare", "--allocators", "native,dymem", "--repeats", "1", "--json", "out.json", "my train.py",
-                        "--json", "mine", env={"DYMEM_CONF": "driver:emulated"}, timeout=590)
+                        "--json", "mine", env={"DYMEM_CONF": "driver:emulated", "DYMEM_CACHE": str(first_build.cache)}, timeout=590)
     assert run.returncode == 0, run.stderr
     assert "my train.py" in run.stdout and "secret" not in run.stdout + run.stderr
     row = json.loads((tmp_path / "out.json").read_text())["workloads"][0]
