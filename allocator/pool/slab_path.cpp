@@ -96,11 +96,8 @@ BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, bool high, std::unique
 }
 
 BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock) {
-  if (streams.any_capturing()) {  // a mark rises without any call of the driver
-    BlockId id = try_slab_fit(size, by, high);
-    if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
-    for (int round = 0; id == kNoBlock && round < kSlabRounds && may_map(by) && add_slab(size, lock); round++)
-      id = try_raise(size, by, high, space.reserved() + allowance());
+  if (streams.any_capturing()) {  // nobody is waited for; a mark rises without any call of the driver
+    BlockId id = try_slabs(size, by, high, lock);
     if (id != kNoBlock) return id;
     if (!may_map(by)) refuse_during_capture(size);
     stats.num_ooms++;

@@ -439,42 +439,24 @@ def test_whichever_driver_call_fails_nothing_is_left(two):
     """)
 
 
-def test_during_a_capture_nothing_is_unmapped(two):
-    two("""
+@pytest.mark.parametrize("before, after", [
+    ("_torch.allocate_on(1000).free()  # the pool knows stream 0", ""),
+    ("_torch.stand_in(); _torch.init(); _torch.begin_pool((1, 0), stream=0)  # its memory comes from elsewhere",
+     "_torch.end_pool((1, 0))"),
+], ids=["of a stream of the pool", "that the pool takes no part in"])
+def test_during_a_capture_nothing_is_unmapped(two, before, after):
+    two(f"""
         link, pid = sends(3 * MiB, 5 * MiB)
         (first, _), (second, _) = link.recv()
         received = _torch.receive(first)
         driver = _core.abi.driver(0)
-        _torch.allocate_on(1000).free()  # the pool knows stream 0
+        {before}
         driver.set_capturing(0, True)
         calls = driver.counters()["unmap"]
         received.free()
         assert driver.counters()["unmap"] == calls and stat("imported_waiting") == 1
         driver.set_capturing(0, False)
-        received = _torch.receive(second)
-        assert stat("imported_waiting") == 0 and stat("imported_mappings") == 1
-        received.free()
-        assert nothing_is_open()
-        link.send(None)
-        assert ended(pid)
-    """)
-
-
-def test_during_a_capture_that_the_pool_takes_no_part_in_nothing_is_unmapped(two):
-    two("""
-        link, pid = sends(3 * MiB, 5 * MiB)
-        (first, _), (second, _) = link.recv()
-        _torch.stand_in()
-        _torch.init()
-        received = _torch.receive(first)
-        driver = _core.abi.driver(0)
-        _torch.begin_pool((1, 0), stream=0)  # what the captured stream allocates goes elsewhere
-        driver.set_capturing(0, True)
-        calls = driver.counters()["unmap"]
-        received.free()
-        assert driver.counters()["unmap"] == calls and stat("imported_waiting") == 1
-        driver.set_capturing(0, False)
-        _torch.end_pool((1, 0))
+        {after}
         received = _torch.receive(second)
         assert stat("imported_waiting") == 0 and stat("imported_mappings") == 1
         received.free()
