@@ -340,3 +340,17 @@ def test_a_stream_that_its_owner_destroyed_costs_no_memory_and_no_error(options)
     pool.free(pool.malloc(80 * MIB, 7))
     pool.free(pool.malloc(80 * MIB, 0))
     assert pool.audit() == [] and device.violations() == []
+
+
+@pytest.mark.parametrize("streams, stitches", [((0,), 1), ((0, 1), 0)], ids=["one", "several"])
+def test_where_several_streams_are_at_work_it_grows_further_before_stitching(streams, stitches):
+    """Five times grow_ratio past the peak: with one stream a tenth is too little for the request, half of it is not."""
+    pool = make_pool(Device(), grow_ratio=0.1, grow_slack=0)
+    for stream in streams:
+        pool.free(pool.malloc(1000, stream))
+    blocks = [pool.malloc(16 * MIB, 0) for _ in range(10)]
+    for block in blocks[::2]:
+        pool.free(block)
+    before = pool.stats()["num_stitches"]
+    pool.malloc(32 * MIB, 0)
+    assert pool.stats()["num_stitches"] - before == stitches and pool.audit() == []
