@@ -6,9 +6,10 @@
 # ONLY="unet_b16 llama_varlen" chooses the workloads of compare and caps (default: the short choice of dymem compare);
 # COMPARE="--repeats 1 --iterations 12" is handed to both, SECONDS_MOST=300 is what each may take, PAGE=1 asks for their
 # pages with pictures (a run more of each). PINNED="0,2,4,6" keeps fsdp2, whose step the host bounds, on these cores.
-# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given); rivals, compare and caps
-# (RMM only where it can be imported); stress (4 minutes, likewise); fsdp2 (3 minutes); peers (two cards); stacks (4
-# minutes: users' scripts unchanged, on all cards there are) and stackpairs (9 minutes: their step times)
+# parts: any of build losses calls pairs torchtune tests (all, in this order, unless given; tests is every test of a card,
+# on as many cards as there are, WORKERS files at a time where pytest-xdist is there); rivals, compare and caps (RMM only
+# where it can be imported); stress (4 minutes, likewise); fsdp2 (3 minutes); peers (two cards); stacks (4 minutes: users'
+# scripts unchanged) and stackpairs (9 minutes: their step times)
 set -u
 out=${1:?usage: bench/card.sh OUTPUT_FOLDER [parts]}
 shift
@@ -20,6 +21,7 @@ export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 only=$(for name in ${ONLY:-}; do printf -- '--only %s ' "$name"; done)
 most=${SECONDS_MOST:-540}
+side_by_side=$("$python" -c 'import xdist' 2>/dev/null && echo "-n ${WORKERS:-14} --dist loadfile")
 say() { echo "== $* ($(date +%T))"; }
 
 for part in $parts; do
@@ -41,8 +43,8 @@ for part in $parts; do
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     fsdp2) ${PINNED:+taskset -c "$PINNED"} timeout 200 "$python" bench/paired.py llama_fsdp2_ckpt \
       --pairs 3 --shapes 14 --iterations 70 --no-losses --budget-seconds 190 --out "$out" ;;
-    tests) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu tests/adapter/test_gpu.py \
-      --ignore tests/gpu/test_stacks.py --ignore tests/gpu/test_rivals.py ;;
+    tests) timeout 560 "$python" -m pytest -q -p no:cacheprovider $side_by_side tests/gpu tests/adapter/test_gpu.py \
+      tests/contract --durations 12 --junitxml "$out/tests.xml" ;;
     stacks) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_stacks.py --durations 20 \
       --junitxml "$out/stacks.xml" ;;
     stackpairs) timeout 560 "$python" bench/stacks.py --bound 1.01 --budget-seconds 530 --json "$out/stacks.json" ;;
