@@ -21,6 +21,7 @@ export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3}
 only=$(for name in ${ONLY:-}; do printf -- '--only %s ' "$name"; done)
 most=${SECONDS_MOST:-540}
+card_tests="tests/gpu tests/adapter/test_gpu.py tests/contract"
 side_by_side=$("$python" -c 'import xdist' 2>/dev/null && echo "-n ${WORKERS:-14} --dist loadfile")
 say() { echo "== $* ($(date +%T))"; }
 
@@ -43,8 +44,10 @@ for part in $parts; do
       --iterations 16 --no-losses --budget-seconds 185 --out "$out" ;;
     fsdp2) ${PINNED:+taskset -c "$PINNED"} timeout 200 "$python" bench/paired.py llama_fsdp2_ckpt \
       --pairs 3 --shapes 14 --iterations 70 --no-losses --budget-seconds 190 --out "$out" ;;
-    tests) timeout 560 "$python" -m pytest -q -p no:cacheprovider $side_by_side tests/gpu tests/adapter/test_gpu.py \
-      tests/contract --durations 12 --junitxml "$out/tests.xml" ;;
+    tests) timeout 400 "$python" -m pytest -q -p no:cacheprovider $side_by_side -m "not alone" $card_tests \
+        --junitxml "$out/tests.xml"
+      timeout 180 "$python" -m pytest -q -p no:cacheprovider -m "alone and gpu" $card_tests \
+        --junitxml "$out/tests_alone.xml" ;;
     stacks) timeout 400 "$python" -m pytest -q -p no:cacheprovider tests/gpu/test_stacks.py --durations 20 \
       --junitxml "$out/stacks.xml" ;;
     stackpairs) timeout 560 "$python" bench/stacks.py --bound 1.01 --budget-seconds 530 --json "$out/stacks.json" ;;

@@ -433,7 +433,8 @@ class Cuda final : public Driver {
 
   Status write(Addr at, const void* from, Bytes n) override {
     if (const Status status = accessible("cuMemcpyHtoD", at, n); !status.ok() || n == 0) return status;
-    return call("cuMemcpyHtoD", [&] { return cuda_.copy_to_device(at, from, n); });
+    const Status status = call("cuMemcpyHtoD", [&] { return cuda_.copy_to_device(at, from, n); });
+    return status.ok() ? synchronize() : status;  // CUDA returns once it holds a small copy: another device may read too soon
   }
 
   Status read(Addr at, void* to, Bytes n) override {

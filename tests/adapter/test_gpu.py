@@ -67,6 +67,7 @@ def test_cudnn_benchmark(script):
     """, conf="")
 
 
+@pytest.mark.alone
 def test_statistics_and_memory_given_back(script):
     script("""
         x = torch.empty(256 * MiB, dtype=torch.uint8, device="cuda")

@@ -245,6 +245,7 @@ def free_bytes(rig):
     return rig.memory()[0]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("handle_first", [True, False])
 def test_bytes_go_back_with_the_last_reference(rig, handle_first):
     units = 32

@@ -111,6 +111,7 @@ sound()
 """)
 
 
+@pytest.mark.alone
 def test_one_limit_over_both(on_card):
     on_card("""
 block = lambda n: torch.full((n * MIB,), n, dtype=torch.uint8, device="cuda")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+pytestmark = [pytest.mark.gpu, pytest.mark.torch, pytest.mark.alone]
 
 START = f"""
 import sys

@@ -191,6 +191,7 @@ assert told[12 * MiB] == "3:F" and not told[20 * MiB], told
 """)
 
 
+@pytest.mark.alone
 def test_history_off_costs_nothing_that_shows(python):
     """Malloc and free: before history was ever on, while it is on, and after: off again is as it was (within noise)."""
     done = run(python, """
