@@ -70,6 +70,7 @@ STACKS: dict[str, Stack] = {
     "graph_callables": Stack("graphed.py", ("callables",)),
     "ddp": Stack("ddp.py", launcher=TORCHRUN),
     "fsdp2": Stack("fsdp2.py", launcher=TORCHRUN),
+    "nccl_graph": Stack("nccl_graph.py", launcher=TORCHRUN),
     "threads": Stack("threads.py", peaks_vary=True),
     "generate_dynamic": Stack("generate.py", ("dynamic",), ("transformers",)),
     "generate_static": Stack("generate.py", ("static",), ("transformers",)),
