@@ -1,0 +1,247 @@
+// See op_log.hpp (O1..O3).
+#include "torch/op_log.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+#include <utility>
+
+namespace dymem {
+namespace {
+
+namespace profiling = torch::profiler::impl;
+
+constexpr std::uint64_t kNone = ~std::uint64_t{0};
+constexpr std::size_t kFirstEntries = 1 << 18;
+
+std::uint16_t this_thread() { return std::uint16_t(at::RecordFunction::currentThreadId()); }
+
+// A handful of entries on the stack; more goes to the heap.
+using Entries = c10::SmallVector<OpEntry, 24>;
+
+void note_tensor(const at::Tensor& tensor, OpEntryKind kind, bool host, Entries* out) {
+  if (!tensor.defined()) return;
+  const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return;
+  const c10::Storage& storage = impl->unsafe_storage();
+  if (!storage || storage.device_type() != (host ? c10::DeviceType::CPU : c10::DeviceType::CUDA)) return;
+  const void* const data = storage.data();
+  if (!data) return;
+  const bool leaf = kind == OpEntryKind::input && tensor.requires_grad() && tensor.is_leaf();
+  const std::size_t bytes = storage.sym_nbytes().is_heap_allocated() ? 0 : storage.nbytes();
+  out->push_back({kind, leaf ? OpFlags::leaf : std::uint8_t{0}, 0, 0, reinterpret_cast<std::uint64_t>(data), bytes, 0});
+}
+
+void note_value(const c10::IValue& value, OpEntryKind kind, bool host, Entries* out) {
+  if (value.isTensor()) note_tensor(value.toTensor(), kind, host, out);
+  else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) note_tensor(tensor, kind, host, out);
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) note_value(element, kind, host, out);
+  } else if (value.isTuple()) {
+    for (const c10::IValue& element : value.toTupleRef().elements()) note_value(element, kind, host, out);
+  }
+}
+
+}  // namespace
+
+// Passes on what the pool tells to whom it told before.
+class OpLog::PoolTap final : public EventSink {
+ public:
+  PoolTap(OpLog& log, int device) : log_(log), device_(std::uint8_t(device)) {}
+
+  void record(const TraceEvent& event, Addr at) override {
+    if (next_) next_->record(event, at);
+    if (event.kind != TraceKind::alloc && event.kind != TraceKind::free_requested) return;
+    const bool comes = event.kind == TraceKind::alloc;
+    log_.add_memory(comes ? OpEntryKind::alloc : OpEntryKind::freed, device_, at, event.size, event.block,
+                    event.stream);
+  }
+  void completed(Addr at, Bytes requested, StreamId stream) override {
+    if (next_) next_->completed(at, requested, stream);
+  }
+  void segment(TraceKind kind, Addr at, Bytes size, bool lent) override {
+    if (next_) next_->segment(kind, at, size, lent);
+  }
+
+  void attach(Pool& pool) {
+    for (;;) {
+      next_ = pool.recorder();
+      if (!next_) return pool.set_recorder(this);
+      if (pool.replace_recorder(next_, this)) return;
+    }
+  }
+  // false: somebody else has taken the pool over.
+  bool detach(Pool& pool) {
+    if (next_) return pool.replace_recorder(this, next_);
+    if (pool.recorder() != this) return false;
+    pool.set_recorder(nullptr);
+    return true;
+  }
+
+ private:
+  OpLog& log_;
+  const std::uint8_t device_;
+  EventSink* next_ = nullptr;  // changes only while the tap is in no pool
+};
+
+// What PyTorch reports of CPU memory to a profiler that this thread has; a profiler that is switched off in all else.
+class OpLog::HostTap final : public profiling::ProfilerStateBase {
+ public:
+  explicit HostTap(OpLog& log)
+      : ProfilerStateBase(profiling::ProfilerConfig(profiling::ProfilerState::Disabled, false, true)), log_(log) {}
+
+  void reportMemoryUsage(void* ptr, std::int64_t size, size_t, size_t, c10::Device device) override {
+    if (!device.is_cpu() || !log_.running()) return;
+    const auto at = reinterpret_cast<Addr>(ptr);
+    if (size > 0) log_.add_memory(OpEntryKind::alloc, 0, at, Bytes(size), count_++, 0);
+    else log_.add_memory(OpEntryKind::freed, 0, at, 0, kNone, 0);
+  }
+  profiling::ActiveProfilerType profilerType() override { return profiling::ActiveProfilerType::NONE; }
+
+ private:
+  OpLog& log_;
+  std::atomic<std::uint64_t> count_{0};
+};
+
+OpLog::OpLog() = default;
+
+OpLog& op_log() {
+  static auto* const log = new OpLog;
+  return *log;
+}
+
+void OpLog::start(bool host) {
+  std::lock_guard control(control_);
+  if (running()) throw InvalidArgument("an iteration is being profiled already: end that profile first.");
+  {
+    std::lock_guard lock(mutex_);
+    entries_.clear();
+    entries_.reserve(kFirstEntries);
+    name_numbers_.clear();
+    names_.clear();
+    streams_.clear();
+    lost_ = 0;
+  }
+  host_ = host;
+  thread_ = this_thread();
+  running_.store(true, std::memory_order_release);
+  if (host) {
+    host_tap_ = std::make_shared<HostTap>(*this);
+    c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, host_tap_);
+  } else {
+    note_pools();
+  }
+  callback_ = at::addGlobalCallback(
+      at::RecordFunctionCallback(&OpLog::began, &OpLog::ended).needsInputs(true).needsOutputs(true));
+}
+
+void OpLog::note_pools() {
+  for (int device = 0; device < kDevicesMax; ++device) {
+    Pool* const made = pool_if_made(device);
+    if (!made) continue;
+    if (!taps_[device]) taps_[device].reset(new PoolTap(*this, device));
+    taps_[device]->attach(*made);
+    for (const BlockInfo& b : made->blocks())  // what the tap heard of meanwhile is told twice; the reader knows
+      if (b.state == BlockState::live)
+        add_memory(OpEntryKind::held, std::uint8_t(device), b.address, b.requested, b.number, b.stream);
+  }
+}
+
+OpLog::Result OpLog::stop() {
+  std::lock_guard control(control_);
+  if (!running()) throw InvalidArgument("no iteration is being profiled.");
+  at::removeCallback(callback_);
+  Result result;
+  if (host_) {
+    c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+  } else {
+    for (int device = 0; device < kDevicesMax; ++device)
+      if (taps_[device] && pool_if_made(device)) result.displaced |= !taps_[device]->detach(*pool_if_made(device));
+  }
+  running_.store(false, std::memory_order_release);
+  std::lock_guard lock(mutex_);
+  result.entries = std::exchange(entries_, {});
+  result.names = std::exchange(names_, {});
+  result.streams = std::exchange(streams_, {});
+  result.lost = lost_;
+  result.thread = thread_;
+  return result;
+}
+
+// Under mutex_. An entry that the heap has no room for is lost, not an error of the operator that it tells of.
+void OpLog::add(const OpEntry* entries, std::size_t count) noexcept {
+  try {
+    if (entries_.size() + count > kEntriesMax) lost_ += count;
+    else entries_.insert(entries_.end(), entries, entries + count);
+  } catch (...) {
+    lost_ += count;
+  }
+}
+
+void OpLog::add_memory(OpEntryKind kind, std::uint8_t device, Addr at, Bytes size, std::uint64_t number,
+                       StreamId stream) noexcept {
+  std::lock_guard lock(mutex_);
+  try {
+    const OpEntry entry{kind, device, this_thread(), stream_number(stream), at, size, number};
+    add(&entry, 1);
+  } catch (...) {
+    ++lost_;
+  }
+}
+
+std::uint32_t OpLog::name_number(const char* name) {
+  const auto [found, fresh] = name_numbers_.try_emplace(name, std::uint32_t(names_.size()));
+  if (fresh) names_.emplace_back(name);
+  return found->second;
+}
+
+std::uint32_t OpLog::stream_number(StreamId stream) {
+  for (std::size_t i = 0; i < streams_.size(); ++i)
+    if (streams_[i] == stream) return std::uint32_t(i);
+  streams_.push_back(stream);
+  return std::uint32_t(streams_.size() - 1);
+}
+
+std::unique_ptr<at::ObserverContext> OpLog::began(const at::RecordFunction& fn) {
+  OpLog& log = op_log();
+  if (!log.running()) return nullptr;
+  try {
+    Entries entries(1);
+    const bool host = log.host_.load(std::memory_order_relaxed);
+    for (const c10::IValue& value : fn.inputs()) note_value(value, OpEntryKind::input, host, &entries);
+    std::uint8_t flags = at::GradMode::is_enabled() ? OpFlags::grad : 0;
+    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) flags |= OpFlags::node;
+    if (fn.scope() == at::RecordScope::USER_SCOPE) flags |= OpFlags::user;
+    const std::uint16_t thread = this_thread();
+    for (OpEntry& entry : entries) entry.thread = thread;
+    std::lock_guard lock(log.mutex_);
+    entries[0] = {OpEntryKind::begin,   flags, thread, log.name_number(fn.name()), std::uint64_t(fn.seqNr()),
+                  fn.forwardThreadId(), 0};
+    log.add(entries.data(), entries.size());
+  } catch (...) {
+    ++log.lost_;
+  }
+  return nullptr;
+}
+
+void OpLog::ended(const at::RecordFunction& fn, at::ObserverContext*) {
+  OpLog& log = op_log();
+  if (!log.running()) return;
+  try {
+    Entries entries;
+    const bool host = log.host_.load(std::memory_order_relaxed);
+    for (const c10::IValue& value : fn.outputs()) note_value(value, OpEntryKind::output, host, &entries);
+    entries.push_back({OpEntryKind::end, 0, 0, 0, 0, 0, 0});
+    const std::uint16_t thread = std::uint16_t(fn.threadId());  // of the beginning: some end elsewhere
+    for (OpEntry& entry : entries) entry.thread = thread;
+    std::lock_guard lock(log.mutex_);
+    log.add(entries.data(), entries.size());
+  } catch (...) {
+    ++log.lost_;
+  }
+}
+
+}  // namespace dymem
