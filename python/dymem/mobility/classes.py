@@ -34,9 +34,7 @@ def by_paper(a: Allocation) -> int:
         return RECLAIMED
     if a.phase == BACKWARD:
         return TEMPORARY if a.fork else MOVABLE
-    # A result that nobody uses before backward is not consumed by the next layer either.
-    used_next = not a.waits and bool(a.users)
-    return TEMPORARY if a.fork or not used_next else MOVABLE
+    return TEMPORARY if a.fork or a.waits or not a.users else MOVABLE
 
 
 RULES = {"lifetime": by_lifetime, "paper": by_paper}

@@ -34,7 +34,7 @@ class Node:
     at: int                    # when it began …
     end: int                   # … and ended; -1: not within the profile
     forward: int | None = None  # of a node of autograd: the forward node whose backward this is
-    again: bool = False        # a forward operator that ran within backward: recomputed for a checkpoint
+    again: bool = False        # an operator that autograd records within backward: recomputed, or to be differentiated
     view: bool = False         # gives nothing of its own: a view of what it was given
     uses: list[int] = dataclasses.field(default_factory=list)   # allocations (below 0: older ones) it was given
     makes: list[int] = dataclasses.field(default_factory=list)  # allocations made within it and held when it ended
@@ -60,8 +60,8 @@ class Allocation:
     freed_by: int | None = None      # the node that was running
     users: list[int] = dataclasses.field(default_factory=list)  # nodes after the one that made it, without views
     last_use: int | None = None      # the last node that was given it, its maker included
-    fork: bool = False         # several nodes of the phase it was made in use it
-    waits: bool = False        # the layer that runs next in that phase is not among those
+    fork: bool = False         # several nodes of the segment it was made in use it
+    waits: bool = False        # has users, but the layer that runs next in that segment is not one of them
 
     @property
     def short_lived(self) -> bool:

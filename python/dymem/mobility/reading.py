@@ -54,7 +54,8 @@ class _Reader:
         self.places: collections.Counter = collections.Counter()  # allocations so far by device and stream
         self.devices: dict[int, None] = {}
         self.leaves: set[int] = set()
-        self.gradients: set[int] = set()
+        self.gradients: set[int] = set()  # of parameters
+        self.incoming: set[int] = set()   # gradients that a node of autograd was given
         self.given: dict[int, list[Node]] = collections.defaultdict(list)  # allocation: nodes that were given it
         self.sequence: dict[int, tuple[list[int], list[int]]] = {}  # thread: sequence numbers, nodes
         self.of_node: list[tuple[Node, int, int]] = []  # node of autograd, its sequence number, forward thread
@@ -83,7 +84,9 @@ class _Reader:
         around = stack[-1] if stack else None
         scope = _Scope(name, flags, around.node if around else None, optimizer=bool(around and around.optimizer))
         if flags & USER:
-            scope.optimizer |= name.startswith(_OPTIMIZER)
+            if name.startswith(_OPTIMIZER):
+                scope.optimizer = True
+                self.segment(OPTIMIZER, thread)
         elif flags & NODE or name.startswith(_ENGINE):
             inside = flags & NODE and around and around.engine and around.name == _ENGINE + name
             if not inside:
@@ -103,11 +106,15 @@ class _Reader:
                     nodes.append(scope.node.index)
         stack.append(scope)
 
-    def node(self, at: int, name: str, phase: str, thread: int) -> Node:
+    def segment(self, phase: str, thread: int) -> int:
+        """The number of the segment that this phase is in; other threads open one only for backward, which may be theirs."""
         segments = self.facts.segments
         if not segments or (segments[-1] != phase and (thread == self.thread or phase == BACKWARD)):
             segments.append(phase)
-        node = Node(len(self.facts.nodes), name, kind_of(name), phase, len(segments) - 1, thread, at, -1)
+        return len(segments) - 1
+
+    def node(self, at: int, name: str, phase: str, thread: int) -> Node:
+        node = Node(len(self.facts.nodes), name, kind_of(name), phase, self.segment(phase, thread), thread, at, -1)
         self.facts.nodes.append(node)
         return node
 
@@ -143,8 +150,8 @@ class _Reader:
         if flags & LEAF:
             self.leaves.add(found.index)
         node = scope.node
-        if scope.flags & NODE and scope.name == _ACCUMULATE:
-            self.gradients.add(found.index)
+        if scope.flags & NODE:
+            (self.gradients if scope.name == _ACCUMULATE else self.incoming).add(found.index)
         if node is not None:
             seen = self.given[found.index]
             if not seen or seen[-1] is not node:
@@ -242,8 +249,8 @@ class _Reader:
         return "result" if a.users or node.makes else "other"
 
     def for_backward(self, a: Allocation, node: Node) -> bool:
-        """Made by a forward operator, and a node of autograd was given it or set it free."""
-        if node.phase == BACKWARD and not node.again:
+        """Made by a forward operator, and a node of autograd worked with it or set it free."""
+        if a.index in self.incoming or (node.phase == BACKWARD and not node.again):
             return False
         nodes = self.facts.nodes
         ends = [*a.users, *([a.freed_by] if a.freed_by is not None else [])]
@@ -266,13 +273,12 @@ class _Layers:
         self.facts = facts
         self.by_segment: dict[int, list[int]] = collections.defaultdict(list)
         for node in facts.nodes:
-            if not node.view and any(i >= 0 and facts.allocations[i].node is not None for i in node.uses):
+            if not node.view and node.kind != "accumulate" and any(i >= 0 and facts.allocations[i].node is not None for i in node.uses):
                 self.by_segment[node.segment].append(node.index)
 
     def judge(self, a: Allocation) -> None:
-        a.fork = a.waits = False
-        users = self.users(a)
-        if a.node is not None and a.role != "workspace" and users:
+        if a.node is not None and a.role != "workspace" and a.users:
+            users = self.users(a)
             a.fork, a.waits = len(users) > 1, waits(users, self.following(a))
 
     def users(self, a: Allocation) -> list[int]:
