@@ -74,13 +74,17 @@ class Log:
             self.alloc(made, thread=thread)
         return self.gave(*(makes if gave is None else gave), thread=thread).end(thread)
 
-    def node(self, name, given=(), makes=(), frees=(), forward=1, **more):
-        """A node of autograd as the engine runs it; what it frees goes after it has made what it makes."""
+    def node(self, name, given=(), makes=(), frees=(), saved=(), forward=1, **more):
+        """A node of autograd as the engine runs it: given gradients, it works on them and on what was saved; what it frees
+        goes after it has made what it makes."""
         thread = more.get("thread")
         self.begin("autograd::engine::evaluate_function: " + name, 0, thread=thread)
         self.begin(name, NODE, forward=forward, **more).given(*given, thread=thread)
-        for made in makes:
-            self.alloc(made, thread=thread)
+        if saved or makes:
+            self.begin("aten::some_backward", 0, thread=thread).given(*given, *saved, thread=thread)
+            for made in makes:
+                self.alloc(made, thread=thread)
+            self.gave(*makes, thread=thread).end(thread)
         self.end(thread)
         for gone in frees:
             self.free(gone, thread=thread)

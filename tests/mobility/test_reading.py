@@ -22,12 +22,12 @@ def residual(log):
     log.op("aten::add", ["c", "a"], ["d"], seq=4).free("c")
     log.op("aten::mse_loss", ["d"], ["e"], seq=5)
     log.op("aten::ones_like", ["e"], ["ge"])
-    log.node("MseLossBackward0", ["ge"], ["gd"], ["d"], seq=5)
+    log.node("MseLossBackward0", ["ge"], ["gd"], ["d"], ["d"], seq=5)
     log.node("AddBackward0", ["gd"], seq=4)
-    log.node("ConvolutionBackward0", ["gd", "b", "w2"], ["gb", "gw2"], seq=3)
+    log.node("ConvolutionBackward0", ["gd"], ["gb", "gw2"], saved=["b", "w2"], seq=3)
     log.node(ACCUMULATE, ["gw2"])
-    log.node("ReluBackward0", ["gb", "b"], ["ga"], ["b", "gb"], seq=2)
-    log.node("ConvolutionBackward0", ["ga", "gd", "x", "w1"], ["gw1"], ["ga", "gd"], seq=1)
+    log.node("ReluBackward0", ["gb"], ["ga"], ["b", "gb"], ["b"], seq=2)
+    log.node("ConvolutionBackward0", ["ga"], ["gw1"], ["ga", "gd"], ["gd", "x", "w1"], seq=1)
     log.node(ACCUMULATE, ["gw1"], frees=["a"])
     log.begin("Optimizer.step#SGD.step", USER).alloc("m1")
     log.op("aten::add_", ["w1", "gw1", "m1"], gave=["w1"], flags=0)
@@ -145,7 +145,7 @@ def test_checkpoint_that_recomputes_within_backward(log):
     log.begin("autograd::engine::evaluate_function: ReluBackward0", 0).begin("ReluBackward0", NODE, seq=3)
     log.op("aten::linear", ["in"], ["again"], flags=GRAD, seq=4).op("aten::relu", ["again"], ["out2"], seq=5)
     log.begin("aten::threshold_backward", 0).given("out2").alloc("g").end().end().end()
-    log.node("AddmmBackward0", ["g", "again"], ["g2"], ["again", "out2"], seq=2)
+    log.node("AddmmBackward0", ["g"], ["g2"], ["again", "out2"], ["again"], seq=2)
     facts = log.facts()
     again = [n for n in facts.nodes if n.again]
     assert [n.name for n in again] == ["aten::linear", "aten::relu"] and {n.phase for n in again} == {"B"}
@@ -164,9 +164,10 @@ def test_checkpoint_as_a_custom_function_is_looked_through(log):
 def test_backward_on_its_own_thread(log):
     log = log()
     log.op("aten::exp", [], ["a"], seq=1)
-    log.node("ExpBackward0", ["a"], ["g"], ["a"], seq=1, thread=9, forward=1)
+    log.op("aten::ones_like", ["a"], ["g"]).node("ExpBackward0", ["g"], ["h"], ["a"], ["a"], seq=1, thread=9)
     facts = log.facts()
-    assert facts.segments == ["F", "B"] and facts.nodes[1].forward == 0 and facts.allocations[0].role == "saved"
+    assert facts.segments == ["F", "B"] and facts.nodes[2].forward == 0
+    assert [a.role for a in facts.allocations] == ["saved", "result", "result"]
 
 
 def test_same_sequence_number_of_another_thread_is_another_node(log):
