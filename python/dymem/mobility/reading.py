@@ -30,7 +30,7 @@ _NONE = (1 << 64) - 1
 _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
-_LOOKED_THROUGH = {"CheckpointFunction"}
+_COMPILED = "Torch-Compiled Region"
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,7 +45,14 @@ class _Scope:
     gave: list[int] = dataclasses.field(default_factory=list)
 
 
+def _looked_through(name: str) -> bool:
+    """Ranges that PyTorch names in words, and checkpoints that run their part of the model as one custom function."""
+    return name == "CheckpointFunction" or (" " in name and not name.startswith(_COMPILED))
+
+
 class _Reader:
+    """Entries in, one after the other; conclusions when all are read."""
+
     def __init__(self, names: list[str], streams: list[int], thread: int, host: bool):
         self.names, self.streams, self.thread, self.host = names, streams, thread, host
         self.facts = Facts()
@@ -95,15 +102,15 @@ class _Reader:
             if flags & NODE and sequence != _NONE:
                 self.of_node.append((scope.node, sequence, forward_thread))
         elif scope.node is None or (flags & GRAD and scope.node.phase == BACKWARD and around.engine):
-            if name not in _LOOKED_THROUGH:
+            if not _looked_through(name):
                 phase = OPTIMIZER if scope.optimizer else FORWARD if scope.node is None else BACKWARD
                 again = scope.node is not None
                 scope.node, scope.own = self.node(at, name, phase, thread), True
                 scope.node.again = again
-                if flags & GRAD and sequence != _NONE:
-                    numbers, nodes = self.sequence.setdefault(thread, ([], []))
-                    numbers.append(sequence)
-                    nodes.append(scope.node.index)
+        if flags & GRAD and sequence != _NONE and scope.node is not None and not scope.engine:
+            numbers, nodes = self.sequence.setdefault(thread, ([], []))
+            numbers.append(sequence)
+            nodes.append(scope.node.index)
         stack.append(scope)
 
     def segment(self, phase: str, thread: int) -> int:
