@@ -120,3 +120,38 @@ stop = True
 for t in threads: t.join()
 assert _core.abi.pool(0).audit() == []
 """)
+
+
+def test_recording_with_facts(script, root, tmp_path):
+    """bench/record_facts.py's loop, over a step that takes memory of an emulated device."""
+    script(STEP + f"""
+sys.path.insert(0, {str(root / "bench")!r})
+import json
+import record_facts
+from dymem.rivals import ALLOCATORS
+from dymem.rivals.history import History
+from dymem.trace import load
+from dymem.mobility import Facts, NAMES
+from dymem.trace.snapshot import ALLOC, EVENT
+
+history = History(ALLOCATORS["dymem"])
+def training(i):
+    history.phase("F")
+    y = Layer.apply(x, True).sum()
+    history.phase("B")
+    y.backward()
+    return 1.0
+
+for own in (False, True):
+    _core.abi.recorder(0).clear()
+    facts, seconds, losses = record_facts.run(training, 5, 2, own, history, lambda: None)
+    assert sorted(facts) == ([2, 3, 4] if own else [2]) and len(seconds) == 5 and losses == ["0x1.0000000000000p+0"] * 5
+    events, told = record_facts.with_classes(_core.abi.recorder(0).events(), facts, "lifetime", own)
+    _core.trace.write({str(tmp_path / 'made.dymem')!r}, events)
+    rows = [(e[7], chr(e[6]), NAMES[e[5]]) for e in EVENT.iter_unpack(load({str(tmp_path / 'made.dymem')!r})[0].events) if e[4] == ALLOC]
+    plain, classed = ["untagged", "untagged"], ["temporary", "movable"]
+    after = classed if own else plain
+    assert rows == [(i, "F", name) for i in range(5) for name in (plain if i < 2 else after if i == 2 else classed)], rows
+    assert told == ({{}} if own else {{"tagged_share": 1.0, "iterations_after": 2}})
+assert record_facts.profile_cost([9, 9, 3, 2, 2], [2]) == 1.5 and record_facts.profile_cost([1, 1, 1], [2]) is None
+""", conf="driver='emulated', emulated_capacity='64MiB', trace=True")
