@@ -21,7 +21,35 @@ std::uint16_t this_thread() { return std::uint16_t(at::RecordFunction::currentTh
 // A handful of entries on the stack; more goes to the heap.
 using Entries = c10::SmallVector<OpEntry, 24>;
 
-void note_tensor(const at::Tensor& tensor, OpEntryKind kind, bool host, Entries* out) {
+// What is open on a thread, outermost first.
+enum class Open : std::uint8_t {
+  recorded,  // what it calls is recorded too
+  op,        // recorded, an operator of PyTorch
+  passed,    // within one
+};
+struct Thread {
+  std::uint64_t run = 0;
+  std::vector<Open> open;
+};
+Thread& thread_of(std::uint64_t run) {
+  static thread_local Thread thread;
+  if (thread.run != run) {
+    thread.run = run;
+    thread.open.clear();
+  }
+  return thread;
+}
+
+bool ignored(const at::RecordFunction& fn) {
+  return fn.scope() == at::RecordScope::USER_SCOPE && !std::string_view(fn.name()).starts_with("Optimizer.");
+}
+
+// "aten::conv2d", and not a custom function ("Scale"), nor what the engine runs ("autograd::engine::…").
+bool is_operator(const at::RecordFunction& fn, std::string_view name) {
+  return fn.scope() == at::RecordScope::FUNCTION && name.find("::") != name.npos && !name.starts_with("autograd::");
+}
+
+void note_tensor(const at::Tensor& tensor, bool host, Entries* out) {
   if (!tensor.defined()) return;
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (!impl->has_storage()) return;
@@ -29,19 +57,20 @@ void note_tensor(const at::Tensor& tensor, OpEntryKind kind, bool host, Entries*
   if (!storage || storage.device_type() != (host ? c10::DeviceType::CPU : c10::DeviceType::CUDA)) return;
   const void* const data = storage.data();
   if (!data) return;
-  const bool leaf = kind == OpEntryKind::input && tensor.requires_grad() && tensor.is_leaf();
+  const bool leaf = tensor.requires_grad() && tensor.is_leaf();
   const std::size_t bytes = storage.sym_nbytes().is_heap_allocated() ? 0 : storage.nbytes();
-  out->push_back({kind, leaf ? OpFlags::leaf : std::uint8_t{0}, 0, 0, reinterpret_cast<std::uint64_t>(data), bytes, 0});
+  out->push_back({OpEntryKind::input, leaf ? OpFlags::leaf : std::uint8_t{0}, 0, 0,
+                  reinterpret_cast<std::uint64_t>(data), bytes, 0});
 }
 
-void note_value(const c10::IValue& value, OpEntryKind kind, bool host, Entries* out) {
-  if (value.isTensor()) note_tensor(value.toTensor(), kind, host, out);
+void note_value(const c10::IValue& value, bool host, Entries* out) {
+  if (value.isTensor()) note_tensor(value.toTensor(), host, out);
   else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) note_tensor(tensor, kind, host, out);
+    for (const at::Tensor& tensor : value.toTensorVector()) note_tensor(tensor, host, out);
   } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) note_value(element, kind, host, out);
+    for (const c10::IValue& element : value.toListRef()) note_value(element, host, out);
   } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) note_value(element, kind, host, out);
+    for (const c10::IValue& element : value.toTupleRef().elements()) note_value(element, host, out);
   }
 }
 
@@ -127,6 +156,7 @@ void OpLog::start(bool host) {
   }
   host_ = host;
   thread_ = this_thread();
+  ++run_;
   running_.store(true, std::memory_order_release);
   if (host) {
     host_tap_ = std::make_shared<HostTap>(*this);
@@ -134,8 +164,7 @@ void OpLog::start(bool host) {
   } else {
     note_pools();
   }
-  callback_ = at::addGlobalCallback(
-      at::RecordFunctionCallback(&OpLog::began, &OpLog::ended).needsInputs(true).needsOutputs(true));
+  callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&OpLog::began, &OpLog::ended).needsInputs(true));
 }
 
 void OpLog::note_pools() {
@@ -192,10 +221,11 @@ void OpLog::add_memory(OpEntryKind kind, std::uint8_t device, Addr at, Bytes siz
   }
 }
 
-std::uint32_t OpLog::name_number(const char* name) {
-  const auto [found, fresh] = name_numbers_.try_emplace(name, std::uint32_t(names_.size()));
-  if (fresh) names_.emplace_back(name);
-  return found->second;
+std::uint32_t OpLog::name_number(std::string_view name) {
+  if (const auto found = name_numbers_.find(name); found != name_numbers_.end()) return found->second;
+  names_.emplace_back(name);
+  name_numbers_.emplace(names_.back(), std::uint32_t(names_.size() - 1));
+  return std::uint32_t(names_.size() - 1);
 }
 
 std::uint32_t OpLog::stream_number(StreamId stream) {
@@ -207,18 +237,25 @@ std::uint32_t OpLog::stream_number(StreamId stream) {
 
 std::unique_ptr<at::ObserverContext> OpLog::began(const at::RecordFunction& fn) {
   OpLog& log = op_log();
-  if (!log.running()) return nullptr;
+  if (!log.running() || ignored(fn)) return nullptr;
   try {
+    std::vector<Open>& open = thread_of(log.run_.load(std::memory_order_relaxed)).open;
+    if (!open.empty() && open.back() != Open::recorded) {
+      open.push_back(Open::passed);
+      return nullptr;
+    }
+    const std::string_view name = fn.name();
+    open.push_back(is_operator(fn, name) ? Open::op : Open::recorded);
     Entries entries(1);
     const bool host = log.host_.load(std::memory_order_relaxed);
-    for (const c10::IValue& value : fn.inputs()) note_value(value, OpEntryKind::input, host, &entries);
+    for (const c10::IValue& value : fn.inputs()) note_value(value, host, &entries);
     std::uint8_t flags = at::GradMode::is_enabled() ? OpFlags::grad : 0;
     if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) flags |= OpFlags::node;
     if (fn.scope() == at::RecordScope::USER_SCOPE) flags |= OpFlags::user;
     const std::uint16_t thread = this_thread();
     for (OpEntry& entry : entries) entry.thread = thread;
     std::lock_guard lock(log.mutex_);
-    entries[0] = {OpEntryKind::begin,   flags, thread, log.name_number(fn.name()), std::uint64_t(fn.seqNr()),
+    entries[0] = {OpEntryKind::begin,   flags, thread, log.name_number(name), std::uint64_t(fn.seqNr()),
                   fn.forwardThreadId(), 0};
     log.add(entries.data(), entries.size());
   } catch (...) {
@@ -229,19 +266,15 @@ std::unique_ptr<at::ObserverContext> OpLog::began(const at::RecordFunction& fn) 
 
 void OpLog::ended(const at::RecordFunction& fn, at::ObserverContext*) {
   OpLog& log = op_log();
-  if (!log.running()) return;
-  try {
-    Entries entries;
-    const bool host = log.host_.load(std::memory_order_relaxed);
-    for (const c10::IValue& value : fn.outputs()) note_value(value, OpEntryKind::output, host, &entries);
-    entries.push_back({OpEntryKind::end, 0, 0, 0, 0, 0, 0});
-    const std::uint16_t thread = std::uint16_t(fn.threadId());  // of the beginning: some end elsewhere
-    for (OpEntry& entry : entries) entry.thread = thread;
-    std::lock_guard lock(log.mutex_);
-    log.add(entries.data(), entries.size());
-  } catch (...) {
-    ++log.lost_;
-  }
+  if (!log.running() || ignored(fn)) return;
+  std::vector<Open>& open = thread_of(log.run_.load(std::memory_order_relaxed)).open;
+  if (open.empty()) return;  // it began before the log did
+  const Open which = open.back();
+  open.pop_back();
+  if (which == Open::passed) return;
+  const OpEntry entry{OpEntryKind::end, 0, this_thread(), 0, 0, 0, 0};
+  std::lock_guard lock(log.mutex_);
+  log.add(&entry, 1);
 }
 
 }  // namespace dymem

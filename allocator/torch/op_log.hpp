@@ -1,5 +1,5 @@
 // The operator log: for one profiled iteration, which operator or autograd node began and ended when on which thread,
-// which storages it read and gave, and between them what was allocated and freed. Facts about allocations are made of
+// which storages it was given, and between them what was allocated and freed. Facts about allocations are made of
 // it (python/dymem/mobility). It listens where PyTorch's own profiler does (at::RecordFunction) and where the pool
 // records (EventSink), so nothing is hooked in Python, in modules, in autograd's graph or in saved tensors: what is
 // computed, and what is kept alive, stays as it is.
@@ -8,8 +8,10 @@
 //       them. An allocation stands before every entry that has its address, a free after the last use known.
 //   O2  While it runs nothing is dropped silently: what does not fit into kEntriesMax is counted in `lost`.
 //   O3  Stopped, it leaves nothing behind: no callback, no sink. Its own object is never freed, since operators that
-//   began
-//       under it may end later.
+//       began under it may end later.
+//   O4  What an operator of PyTorch calls has no entries, and what is allocated there is the operator's; what a custom
+//       function or a node of autograd calls has. Ranges that the program named have none, but an optimizer's. So a log
+//       grows by what the program does, not by how PyTorch does it.
 // Locks: control_ around start and stop, which takes the pools' locks; mutex_ around the entries, a leaf, also under a
 // pool's lock. Callbacks take no lock but that one and never throw.
 #pragma once
@@ -17,9 +19,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -28,13 +32,12 @@
 namespace dymem {
 
 enum class OpEntryKind : std::uint8_t {
-  begin,   // name; a = sequence number of autograd (or ~0); b = a node's forward thread; flags: OpFlags
-  end,     // of the innermost that is open on the thread
-  input,   // a = address, b = bytes of the storage; flags: OpFlags
-  output,  // the same
-  alloc,   // a = address, b = bytes, c = number; name = stream (index), flags = device
-  freed,   // a = address, c = number (~0: from before); flags = device
-  held,    // as alloc: from before the log began
+  begin,  // name; a = sequence number of autograd (or ~0); b = a node's forward thread; flags: OpFlags
+  end,    // of the innermost that is open on the thread
+  input,  // a = address, b = bytes of the storage; flags: OpFlags
+  alloc,  // a = address, b = bytes, c = number; name = stream (index), flags = device
+  freed,  // a = address, c = number (~0: from before); flags = device
+  held,   // as alloc: from before the log began
 };
 
 struct OpFlags {
@@ -83,12 +86,13 @@ class OpLog {
   void add(const OpEntry* entries, std::size_t count) noexcept;  // under mutex_
   void add_memory(OpEntryKind kind, std::uint8_t device, Addr at, Bytes size, std::uint64_t number,
                   StreamId stream) noexcept;
-  std::uint32_t name_number(const char* name);   // under mutex_
-  std::uint32_t stream_number(StreamId stream);  // under mutex_
+  std::uint32_t name_number(std::string_view name);  // under mutex_
+  std::uint32_t stream_number(StreamId stream);      // under mutex_
   void note_pools();
 
   std::mutex control_;
   std::atomic<bool> running_{false};
+  std::atomic<std::uint64_t> run_{0};  // of start(): tells what began under an earlier one
   std::atomic<bool> host_{false};
   std::uint16_t thread_ = 0;
   at::CallbackHandle callback_ = 0;
@@ -97,7 +101,10 @@ class OpLog {
 
   std::mutex mutex_;
   std::vector<OpEntry> entries_;
-  std::unordered_map<std::string, std::uint32_t> name_numbers_;
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> name_numbers_;
   std::vector<std::string> names_;
   std::vector<StreamId> streams_;
   std::atomic<std::uint64_t> lost_{0};

@@ -10,7 +10,7 @@ namespace dymem {
 
 void bind_op_log(py::module_& m) {
   py::module_ log =
-      m.def_submodule("op_log", "What operators read and gave, and what was allocated between; see op_log.hpp.");
+      m.def_submodule("op_log", "What operators were given, and what was allocated between; see op_log.hpp.");
   log.attr("ENTRY_FORMAT") = "<BBHIQQQ";  // kind, flags, thread, name, a, b, c
   log.def(
       "start", [](bool host) { op_log().start(host); }, py::arg("host") = false,

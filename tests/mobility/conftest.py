@@ -2,7 +2,7 @@
 
 import pytest
 
-from dymem.mobility.reading import (ALLOC, BEGIN, END, ENTRY, FREED, GRAD, HELD, INPUT, LEAF, NODE, OUTPUT, facts_of)
+from dymem.mobility.reading import (ALLOC, BEGIN, END, ENTRY, FREED, GRAD, HELD, INPUT, LEAF, NODE, facts_of)
 
 NOT = (1 << 64) - 1  # no number, no sequence number
 
@@ -50,11 +50,6 @@ class Log:
             self.add(INPUT, LEAF if leaf else 0, thread, 0, self.at(name), self.sizes.get(name, 64))
         return self
 
-    def gave(self, *names, thread=None):
-        for name in names:
-            self.add(OUTPUT, 0, thread, 0, self.at(name), self.sizes.get(name, 64))
-        return self
-
     def alloc(self, name, size=64, stream=0, thread=None, device=0):
         self.sizes[name] = size
         self.count += 1
@@ -66,13 +61,13 @@ class Log:
     def held(self, name, size=64, number=NOT, device=0):
         return self.add(HELD, device, None, self.index(self.streams, 0), self.at(name), size, number)
 
-    def op(self, name, given=(), makes=(), gave=None, **more):
-        """A whole operator that reads, allocates and gives what it made."""
+    def op(self, name, given=(), makes=(), **more):
+        """A whole operator that is given this and allocates that."""
         thread = more.get("thread")
         self.begin(name, **more).given(*given, thread=thread)
         for made in makes:
             self.alloc(made, thread=thread)
-        return self.gave(*(makes if gave is None else gave), thread=thread).end(thread)
+        return self.end(thread)
 
     def node(self, name, given=(), makes=(), frees=(), saved=(), forward=1, **more):
         """A node of autograd as the engine runs it: given gradients, it works on them and on what was saved; what it frees
@@ -84,7 +79,7 @@ class Log:
             self.begin("aten::some_backward", 0, thread=thread).given(*given, *saved, thread=thread)
             for made in makes:
                 self.alloc(made, thread=thread)
-            self.gave(*makes, thread=thread).end(thread)
+            self.end(thread)
         self.end(thread)
         for gone in frees:
             self.free(gone, thread=thread)

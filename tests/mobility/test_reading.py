@@ -5,7 +5,7 @@ import pytest
 from dymem.errors import InvalidArgument, TraceError
 from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, UNTAGGED, Facts, classes
 from dymem.mobility.kinds import kind_of
-from dymem.mobility.reading import GRAD, NODE, USER
+from dymem.mobility.reading import ALLOC, GRAD, NODE, USER
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -16,9 +16,9 @@ def residual(log):
     for older in ("x", "w1", "w2"):
         log.held(older)
     log.begin("aten::conv2d", seq=1).given("x").given("w1", leaf=True).alloc("a").alloc("scratch").free("scratch")
-    log.gave("a").end()
+    log.end()
     log.op("aten::relu", ["a"], ["b"], seq=2)
-    log.begin("aten::conv2d", seq=3).given("b").given("w2", leaf=True).alloc("c").gave("c").end()
+    log.begin("aten::conv2d", seq=3).given("b").given("w2", leaf=True).alloc("c").end()
     log.op("aten::add", ["c", "a"], ["d"], seq=4).free("c")
     log.op("aten::mse_loss", ["d"], ["e"], seq=5)
     log.op("aten::ones_like", ["e"], ["ge"])
@@ -30,7 +30,7 @@ def residual(log):
     log.node("ConvolutionBackward0", ["ga"], ["gw1"], ["ga", "gd"], ["gd", "x", "w1"], seq=1)
     log.node(ACCUMULATE, ["gw1"], frees=["a"])
     log.begin("Optimizer.step#SGD.step", USER).alloc("m1")
-    log.op("aten::add_", ["w1", "gw1", "m1"], gave=["w1"], flags=0)
+    log.op("aten::add_", ["w1", "gw1", "m1"], flags=0)
     log.op("aten::mul", ["w2"], ["tmp"], flags=0).free("tmp").end()
     log.begin("Optimizer.zero_grad#SGD.zero_grad", USER).free("gw1").free("gw2").end()
     return log
@@ -38,7 +38,7 @@ def residual(log):
 
 def named(log, facts):
     """Allocations by the names they have in a log that allocates each name once."""
-    made = [row for row in log.rows if row[0] == 4]
+    made = [row for row in log.rows if row[0] == ALLOC]
     by_address = {address: name for name, address in log.addresses.items()}
     return {by_address[int.from_bytes(row[8:16], "little")]: facts.allocations[i] for i, row in enumerate(made)}
 
@@ -110,7 +110,7 @@ def test_weight_cast_is_no_step_between_layers(log):
 
 def test_view_is_no_user_but_writing_in_place_is(log):
     log = log()
-    log.op("aten::conv2d", [], ["a"]).op("aten::flatten", ["a"], gave=["a"]).op("aten::relu_", ["a"], gave=["a"])
+    log.op("aten::conv2d", [], ["a"]).op("aten::flatten", ["a"]).op("aten::relu_", ["a"])
     facts = log.facts()
     assert [facts.nodes[i].name for i in facts.allocations[0].users] == ["aten::relu_"]
     assert [n.view for n in facts.nodes] == [False, True, False]
@@ -119,7 +119,7 @@ def test_view_is_no_user_but_writing_in_place_is(log):
 def test_operators_within_an_operator_are_one_node(log):
     log = log()
     log.begin("aten::dropout").begin("aten::empty_like").begin("aten::empty").alloc("mask").end().end()
-    log.begin("aten::mul").alloc("out").end().gave("out").end()
+    log.begin("aten::mul").alloc("out").end().end()
     facts = log.facts()
     assert [n.name for n in facts.nodes] == ["aten::dropout"]
     assert [a.operator for a in facts.allocations] == ["aten::empty", "aten::mul"]
@@ -128,7 +128,7 @@ def test_operators_within_an_operator_are_one_node(log):
 
 def test_custom_function_is_one_node(log):
     log = log()
-    log.begin("Scale", seq=7).begin("aten::mul", 0).alloc("a").end().gave("a").end()
+    log.begin("Scale", seq=7).begin("aten::mul", 0).alloc("a").end().end()
     log.begin("autograd::engine::evaluate_function: ScaleBackward", 0).begin("ScaleBackward", NODE, seq=7, forward=1)
     log.begin("aten::mul", 0).given("a").alloc("ga").end().end().free("a").end()
     facts = log.facts()
@@ -203,7 +203,7 @@ def test_places_count_by_device_and_stream(log):
 
 
 def test_ends_without_a_beginning_and_unknown_addresses(log):
-    log = log().end().end(thread=4).free("never").begin("aten::exp").given("stranger").alloc("a").gave("a").end()
+    log = log().end().end(thread=4).free("never").begin("aten::exp").given("stranger").alloc("a").end()
     log.begin("aten::sin").alloc("b")  # an exception, or the end of the profile: it never ends
     facts = log.facts()
     assert not facts.older and facts.nodes[0].uses == [] and facts.nodes[1].end == -1

@@ -22,7 +22,7 @@ from dymem.mobility.kinds import CUSTOM, OTHER, kind_of
 from dymem.mobility.rules import waits
 
 ENTRY = struct.Struct("<BBHIQQQ")  # struct OpEntry: kind, flags, thread, name, a, b, c
-BEGIN, END, INPUT, OUTPUT, ALLOC, FREED, HELD = range(7)
+BEGIN, END, INPUT, ALLOC, FREED, HELD = range(6)
 NODE, USER, GRAD = 1, 2, 4  # flags of a beginning
 LEAF = 1                    # flag of an input
 _NONE = (1 << 64) - 1
@@ -31,6 +31,7 @@ _ENGINE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 _COMPILED = "Torch-Compiled Region"
+_LOOKS_ONLY = {"item", "_local_scalar_dense", "equal", "is_nonzero", "allclose"}
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,8 +42,6 @@ class _Scope:
     own: bool = False        # it began the node
     optimizer: bool = False
     engine: bool = False     # of the node it is that autograd runs
-    given: list[int] = dataclasses.field(default_factory=list)
-    gave: list[int] = dataclasses.field(default_factory=list)
 
 
 def _looked_through(name: str) -> bool:
@@ -73,8 +72,8 @@ class _Reader:
                 self.begin(at, flags, thread, self.names[name], a, b)
             elif kind == END:
                 self.end(at, thread)
-            elif kind == INPUT or kind == OUTPUT:
-                self.note(kind, flags, thread, a, b)
+            elif kind == INPUT:
+                self.given_to(flags, thread, a, b)
             elif kind == ALLOC:
                 self.alloc(at, flags, thread, self.streams[name], a, b, c)
             elif kind == FREED:
@@ -135,34 +134,27 @@ class _Reader:
         node = scope.node
         node.end = at
         node.makes = [i for i in node.makes if self.facts.allocations[i].freed is None]
-        # Given memory and giving back memory of the same: a view, unless it was written to.
-        bare = node.name.rsplit("::", 1)[-1]
-        if scope.engine:  # passes on the gradient that it was given
+        # Nothing was allocated that is still there: it passes on what it was given, unless it wrote to it or only looked.
+        if scope.engine:
             node.view = not node.makes and node.name != _ACCUMULATE
         else:
-            node.view = (bool(scope.gave) and set(scope.gave) <= set(scope.given) and not node.makes
-                         and "::" in node.name and not bare.endswith("_") and "copy" not in bare)
+            bare = node.name.rsplit("::", 1)[-1]
+            node.view = not node.makes and "::" in node.name and not bare.endswith("_") and bare not in _LOOKS_ONLY
 
-    def note(self, kind: int, flags: int, thread: int, address: int, size: int) -> None:
+    def given_to(self, flags: int, thread: int, address: int, size: int) -> None:
         stack = self.stacks[thread]
-        if not stack:
-            return
-        scope = stack[-1]
-        found = self.at_address(address, size)
+        found = self.at_address(address, size) if stack else None
         if found is None:
             return
-        (scope.given if kind == INPUT else scope.gave).append(found.index)
-        if kind == OUTPUT:
-            return
+        scope = stack[-1]
         if flags & LEAF:
             self.leaves.add(found.index)
-        node = scope.node
         if scope.flags & NODE:
             (self.gradients if scope.name == _ACCUMULATE else self.incoming).add(found.index)
-        if node is not None:
+        if scope.node is not None:
             seen = self.given[found.index]
-            if not seen or seen[-1] is not node:
-                seen.append(node)
+            if not seen or seen[-1] is not scope.node:
+                seen.append(scope.node)
 
     def at_address(self, address: int, size: int) -> Allocation | None:
         if self.host:
