@@ -3,9 +3,10 @@
     python bench/profile_cost.py --json bench/results/profile_cost-cpu.json      # CPU memory, anywhere
     python bench/profile_cost.py --device cuda --json bench/results/profile_cost.json
 
-Plain and profiled steps of one model take turns in one process: P, Q, P, Q, …, where Q is profiled. `profiled_ratio` is the
-median of Q over the median of the P before them; `after_ratio` that of the step directly after a Q over P. Models: a ResNet-32 and a transformer of a size at which computing counts, and `tiny_ops`, three hundred
-operators on tensors of 64 numbers, where nothing but the cost of a call counts: the worst that can happen.
+Plain and profiled steps of one model take turns in one process: P, Q, P, P, Q, P, … where Q is profiled. `profiled_ratio` is
+the median of Q over the median of the P before a Q; `after_ratio` that of the P after a Q over the same. Models: a ResNet-32
+and a transformer of a size at which computing counts, and `tiny_ops`, three hundred operators on 64 numbers each, where
+nothing but the cost of a call counts: the worst that can happen.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <pthread.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
+#include <new>
 #include <utility>
 
 namespace dymem {
@@ -53,14 +55,17 @@ void note_tensor(const at::Tensor& tensor, bool host, Entries* out) {
   if (!tensor.defined()) return;
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (!impl->has_storage()) return;
-  const c10::Storage& storage = impl->unsafe_storage();
-  if (!storage || storage.device_type() != (host ? c10::DeviceType::CPU : c10::DeviceType::CUDA)) return;
-  const void* const data = storage.data();
-  if (!data) return;
-  const bool leaf = tensor.requires_grad() && tensor.is_leaf();
-  const std::size_t bytes = storage.sym_nbytes().is_heap_allocated() ? 0 : storage.nbytes();
-  out->push_back({OpEntryKind::input, leaf ? OpFlags::leaf : std::uint8_t{0}, 0, 0,
-                  reinterpret_cast<std::uint64_t>(data), bytes, 0});
+  try {
+    const c10::Storage& storage = impl->unsafe_storage();
+    if (!storage || storage.device_type() != (host ? c10::DeviceType::CPU : c10::DeviceType::CUDA)) return;
+    const void* const data = storage.data();
+    if (!data) return;
+    const std::size_t bytes = storage.sym_nbytes().is_heap_allocated() ? 0 : storage.nbytes();
+    const bool leaf = tensor.requires_grad() && tensor.is_leaf();
+    out->push_back({OpEntryKind::input, leaf ? OpFlags::leaf : std::uint8_t{0}, 0, 0,
+                    reinterpret_cast<std::uint64_t>(data), bytes, 0});
+  } catch (const c10::Error&) {  // a tensor that stands for another while a program is traced: it has no memory
+  }
 }
 
 void note_value(const c10::IValue& value, bool host, Entries* out) {
@@ -135,7 +140,14 @@ class OpLog::HostTap final : public profiling::ProfilerStateBase {
   std::atomic<std::uint64_t> count_{0};
 };
 
-OpLog::OpLog() = default;
+OpLog::OpLog() {
+  // A child that is forked meanwhile (to load data) logs nothing, and its copy of a lock may be held by nobody it has.
+  pthread_atfork(nullptr, nullptr, [] {
+    op_log().running_ = false;
+    new (&op_log().mutex_) std::mutex;
+    new (&op_log().control_) std::mutex;
+  });
+}
 
 OpLog& op_log() {
   static auto* const log = new OpLog;
@@ -183,14 +195,20 @@ OpLog::Result OpLog::stop() {
   std::lock_guard control(control_);
   if (!running()) throw InvalidArgument("no iteration is being profiled.");
   at::removeCallback(callback_);
+  running_.store(false, std::memory_order_release);
   Result result;
   if (host_) {
-    c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+    try {
+      c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+    } catch (const c10::Error&) {
+      throw InvalidArgument(
+          "a profile of CPU memory must end on the thread that began it, and after every profiler that began within "
+          "it.");
+    }
   } else {
     for (int device = 0; device < kDevicesMax; ++device)
       if (taps_[device] && pool_if_made(device)) result.displaced |= !taps_[device]->detach(*pool_if_made(device));
   }
-  running_.store(false, std::memory_order_release);
   std::lock_guard lock(mutex_);
   result.entries = std::exchange(entries_, {});
   result.names = std::exchange(names_, {});

@@ -3,6 +3,7 @@ and graph tell of the same iteration."""
 
 import collections
 import gc
+import os
 import sys
 import threading
 from pathlib import Path
@@ -238,7 +239,8 @@ def test_compiled_region_is_one_node():
         net.zero_grad()
         return loss.item()
 
-    step(), step()
+    assert profile_iteration(step, host=True)[1].complete, "while it is compiled"
+    step()
     counters = torch._dynamo.utils.counters
     before = counters["stats"]["unique_graphs"]
     loss, facts = profile_iteration(step, host=True)
@@ -304,6 +306,40 @@ def test_nothing_is_left_behind(adapter):
 def test_without_a_pool_it_says_what_to_do():
     with pytest.raises(InvalidArgument, match="install dymem"):
         Profile().__enter__()
+
+
+def test_child_that_is_forked_meanwhile_logs_nothing(adapter):
+    def child() -> bool:
+        torch.ones(4).exp()
+        return not adapter.op_log.running() and profile_iteration(torch.ones, 4, host=True)[1].complete
+
+    with Profile(host=True) as profile:
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if child() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        torch.ones(4).exp()
+    assert "aten::exp" in [n.name for n in profile.facts.nodes]
+
+
+def test_profile_that_ends_on_another_thread_is_refused():
+    profile, told = Profile(host=True), []
+
+    def leave() -> None:
+        with pytest.raises(InvalidArgument, match="on the thread that began it"):
+            profile.__exit__(None, None, None)
+        told.append(True)
+
+    def both() -> None:
+        profile.__enter__()
+        other = threading.Thread(target=leave)
+        other.start()
+        other.join()
+
+    thread = threading.Thread(target=both)  # so that what stays behind goes with it
+    thread.start()
+    thread.join()
+    assert told and profile_iteration(torch.ones, 4, host=True)[1].complete
 
 
 def test_operator_that_outlives_the_profile(adapter):

@@ -3,7 +3,7 @@
 import pytest
 
 from dymem.errors import InvalidArgument, TraceError
-from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, UNTAGGED, Facts, classes
+from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, UNTAGGED, Facts, by_stream, classes
 from dymem.mobility.kinds import kind_of
 from dymem.mobility.reading import ALLOC, GRAD, NODE, USER
 
@@ -199,7 +199,9 @@ def test_address_used_again_is_another_allocation(log):
 
 def test_places_count_by_device_and_stream(log):
     log = log().alloc("a").alloc("b", stream=7).alloc("c").alloc("d", device=1)
-    assert [(a.device, a.stream, a.place) for a in log.facts().allocations] == [(0, 0, 0), (0, 7, 0), (0, 0, 1), (1, 0, 0)]
+    facts = log.facts()
+    assert [(a.device, a.stream, a.place) for a in facts.allocations] == [(0, 0, 0), (0, 7, 0), (0, 0, 1), (1, 0, 0)]
+    assert by_stream(facts) == {(0, 0): [MOVABLE] * 2, (0, 7): [MOVABLE], (1, 0): [MOVABLE]}
 
 
 def test_ends_without_a_beginning_and_unknown_addresses(log):

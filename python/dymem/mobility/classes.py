@@ -47,3 +47,11 @@ def classes(facts: Facts, rule: str = "lifetime") -> list[int]:
     if not facts.complete:
         return [UNTAGGED] * len(facts.allocations)
     return [RULES[rule](a) for a in facts.allocations]
+
+
+def by_stream(facts: Facts, rule: str = "lifetime") -> dict[tuple[int, int], list[int]]:
+    """The classes of each device's and stream's allocations, in the order in which it makes them: (device, stream): classes."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for a, tag in zip(facts.allocations, classes(facts, rule)):
+        found.setdefault((a.device, a.stream), []).append(tag)
+    return found
