@@ -218,6 +218,12 @@ def test_freed_before_and_held_since(log):
     assert (w.number, w.freed is not None, w.users) == (3, True, [0])
 
 
+def test_older_ones_that_nothing_used_are_left_out(log):
+    log = log().op("aten::exp", [], ["a"]).held("a").held("idle").held("w", device=1).op("aten::sin", ["w", "a"], ["b"])
+    facts = log.facts()
+    assert [(x.device, x.users) for x in facts.older] == [(1, [1])] and facts.allocations[0].users == [1]
+
+
 def test_host_memory_is_known_when_it_is_seen(log):
     log = log(host=True).begin("aten::exp").given("w", leaf=True).alloc("a").end()
     assert [a.role for a in log.facts().older] == ["parameter"]

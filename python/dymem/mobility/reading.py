@@ -56,6 +56,7 @@ class _Reader:
         self.names, self.streams, self.thread, self.host = names, streams, thread, host
         self.facts = Facts()
         self.live: dict[tuple[int, int], Allocation] = {}  # by device and address; of the host, device 0
+        self.held: dict[tuple[int, int], tuple[int, int, int]] = {}  # older ones that nothing used yet: stream, bytes, number
         self.stacks: dict[int, list[_Scope]] = collections.defaultdict(list)
         self.places: collections.Counter = collections.Counter()  # allocations so far by device and stream
         self.devices: dict[int, None] = {}
@@ -79,7 +80,8 @@ class _Reader:
             elif kind == FREED:
                 self.freed(at, flags, thread, a)
             elif kind == HELD and (flags, a) not in self.live:
-                self.older(flags, self.streams[name], a, b, c)
+                self.devices[flags] = None
+                self.held[flags, a] = self.streams[name], b, c
         self.conclude()
         return self.facts
 
@@ -158,15 +160,20 @@ class _Reader:
 
     def at_address(self, address: int, size: int) -> Allocation | None:
         if self.host:
-            found = self.live.get((0, address))
-            return found or self.older(0, 0, address, size, _NONE)
-        return next((self.live[device, address] for device in self.devices if (device, address) in self.live), None)
+            return self.live.get((0, address)) or self.older(0, address, 0, size, _NONE)
+        return next((found for device in self.devices if (found := self.at(device, address))), None)
 
-    def older(self, device: int, stream: int, address: int, size: int, number: int) -> Allocation:
+    def at(self, device: int, address: int) -> Allocation | None:
+        """What lies at an address of a pool; an older allocation becomes one of the facts when it is first used."""
+        key = device, address
+        if key in self.held:
+            return self.older(device, address, *self.held.pop(key))
+        return self.live.get(key)
+
+    def older(self, device: int, address: int, stream: int, size: int, number: int) -> Allocation:
         a = Allocation(-1 - len(self.facts.older), None if number == _NONE else number, device, stream, -1, size)
         self.facts.older.append(a)
         self.live[device, address] = a
-        self.devices[device] = None
         return a
 
     def alloc(self, at: int, device: int, thread: int, stream: int, address: int, size: int, number: int) -> None:
@@ -188,12 +195,14 @@ class _Reader:
             if scope and scope.optimizer:
                 a.phase = OPTIMIZER
         self.facts.allocations.append(a)
+        self.held.pop((device, address), None)
         self.live[device, address] = a
 
     def freed(self, at: int, device: int, thread: int, address: int) -> None:
-        a = self.live.pop((device, address), None)
+        a = self.at(device, address)
         if a is None:
             return
+        del self.live[device, address]
         stack = self.stacks[thread]
         node = stack[-1].node if stack else None
         a.freed, a.freed_in = at, max(0, len(self.facts.segments) - 1)
