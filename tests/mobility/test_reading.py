@@ -224,6 +224,11 @@ def test_older_ones_that_nothing_used_are_left_out(log):
     assert [(x.device, x.users) for x in facts.older] == [(1, [1])] and facts.allocations[0].users == [1]
 
 
+def test_older_one_that_went_while_it_was_listed(log):
+    facts = log().free("a").held("a").alloc("a").op("aten::sin", ["a"], ["b"]).facts()
+    assert not facts.older and facts.allocations[0].users == [0]
+
+
 def test_host_memory_is_known_when_it_is_seen(log):
     log = log(host=True).begin("aten::exp").given("w", leaf=True).alloc("a").end()
     assert [a.role for a in log.facts().older] == ["parameter"]

@@ -1,9 +1,6 @@
 """Classes in traces, and how far those of one iteration reach into the next ones."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from dymem._paths import traces_dir
 from dymem.errors import TraceError
 from dymem.mobility import MOVABLE, TEMPORARY, UNTAGGED
@@ -46,12 +43,24 @@ def test_next_iteration_of_other_sizes_has_the_same_classes():
     assert (coverage.iterations, coverage.share) == (2, 1.0)
 
 
-def test_from_where_it_departs_it_is_untagged_until_the_next_begins():
-    events = trace(*iteration(0, 0), *iteration(1, 10, extra=True), *iteration(2, 20))
-    out, coverage = carried(events, 0, OF_0)
-    assert [tags(out)[b] for b in (10, 11, 13, 12)] == [TEMPORARY, MOVABLE, UNTAGGED, UNTAGGED]
-    assert [tags(out)[b] for b in (20, 21, 22)] == [TEMPORARY, MOVABLE, TEMPORARY]
-    assert coverage.tagged_bytes == 512 + 1024 + 3584 and coverage.allocated_bytes == 3584 * 2 + 64
+def test_where_it_departs_it_is_untagged_until_it_goes_on_as_before():
+    """A longer iteration, with one allocation more in its middle."""
+    def steps(number, first, extra):
+        rows, block = [], first
+        for turn in range(6):
+            rows += [(ALLOC, block, 512, 0, number), (ALLOC, block + 1, 1024, 0, number), (FREE_REQUESTED, block, 512, 0, number)]
+            block += 2
+            if extra and turn == 2:
+                rows += [(ALLOC, 99, 64, 0, number), (FREE_REQUESTED, 99, 64, 0, number)]
+        return rows
+
+    classes = {block: TEMPORARY if block % 2 == 0 else MOVABLE for block in range(12)}
+    out, coverage = carried(trace(*steps(0, 0, False), *steps(1, 100, True), *steps(2, 200, False)), 0, classes)
+    told = tags(out)
+    wrong = [b for b in range(100, 112) if told[b] not in (classes[b - 100], UNTAGGED)]
+    assert [told[b] for b in range(100, 106)] == [TEMPORARY, MOVABLE] * 3, "as before the departure"
+    assert [told[b] for b in range(108, 112)] == [TEMPORARY, MOVABLE] * 2, "and soon after it"
+    assert len(wrong) <= 1 and [told[b] for b in range(200, 212)] == [TEMPORARY, MOVABLE] * 6
 
 
 def test_freed_in_another_order_departs():
@@ -103,44 +112,21 @@ def test_tagged_changes_classes_only():
     assert tagged(out, dict.fromkeys(OF_0, 0)) == events
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_never_a_class_after_a_departure(data):
-    """Against a model: the iteration's own list of what happened, compared with the profiled one's prefix by prefix."""
-    def steps(first):
-        live, rows, block = [], [], first
-        for _ in range(data.draw(st.integers(0, 8))):
-            if live and data.draw(st.booleans()):
-                rows.append((FREE_REQUESTED, live.pop(data.draw(st.integers(0, len(live) - 1)))))
-            else:
-                rows.append((ALLOC, block))
-                live.append(block)
-                block += 1
-        return rows
-
-    profile, other = [(ALLOC, 0), *steps(1)], steps(100)
-    classes = {b: data.draw(st.sampled_from([MOVABLE, TEMPORARY])) for kind, b in profile if kind == ALLOC}
-    events = trace(*[(k, b, 64, 0, 0) for k, b in profile], *[(k, b, 64, 0, 1) for k, b in other])
-    out, _ = carried(events, 0, classes)
-
-    def shape(rows, first):
-        return [(kind, b - first) for kind, b in rows]
-
-    order = [b for kind, b in profile if kind == ALLOC]
-    for i, (kind, block) in enumerate(other):
-        if kind == ALLOC:
-            same = shape(other[:i + 1], 100) == shape(profile[:i + 1], 0)
-            assert tags(out)[block] == (classes[order[block - 100]] if same else UNTAGGED)
-
-
-@pytest.mark.parametrize("name, least", [("bert_varlen", 0.99), ("llama_varlen", 0.99), ("llama_ckpt_varlen", 0.99),
-                                         ("unet_b16", 1.0), ("llama_fsdp2_ckpt", 0.99), ("resnet32_stochdepth", 0.02)])
-def test_recordings_keep_their_order_whatever_their_sizes(name, least):
-    """Iterations of varying length go the same way, and what is carried over is what hindsight says there."""
+@pytest.mark.parametrize("name", ["bert_varlen", "llama_varlen", "llama_ckpt_varlen", "unet_b16", "llama_fsdp2_ckpt",
+                                  "resnet32_stochdepth", "resnet50_varres", "resnet152_offload_ckpt"])
+def test_recordings_keep_their_order_whatever_their_sizes(name):
+    """What is carried over is what hindsight says there: with sequences and images of varying size, layers that are skipped
+    by chance, and a new stream in every iteration."""
     (recording,) = load(traces_dir() / f"{name}.pickle.xz")
     oracle = tags(with_hindsight(recording.events))
     of_2 = {e[1]: oracle[e[1]] for e in EVENT.iter_unpack(recording.events) if e[4] == ALLOC and e[7] == 2}
     out, coverage = carried(recording.events, 2, of_2)
-    assert coverage.share >= least
+    assert coverage.share >= 0.995
     wrong = sum(e[2] for e in EVENT.iter_unpack(out) if e[4] == ALLOC and e[5] not in (UNTAGGED, oracle[e[1]]))
-    assert wrong <= 0.001 * coverage.allocated_bytes
+    assert wrong <= 0.01 * coverage.allocated_bytes
+
+
+def test_new_stream_is_the_one_that_came_as_late():
+    beside = [(ALLOC, 50, 512, 7, 0), (ALLOC, 51, 512, 8, 1), (ALLOC, 52, 512, 9, 1)]
+    out, _ = carried(trace(*iteration(0, 0), beside[0], *iteration(1, 10), *beside[1:]), 0, OF_0 | {50: MOVABLE})
+    assert [tags(out)[b] for b in (10, 51, 52)] == [TEMPORARY, MOVABLE, UNTAGGED]

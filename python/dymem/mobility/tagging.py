@@ -1,9 +1,8 @@
 """Classes in traces: raw events in, events with TraceEvent::mobility out (allocator/base/event.hpp). Pure.
 
-Facts are of one iteration; the classes are for the next ones. They are carried over by the order of allocations and frees
-of each stream, whatever their sizes: the n-th allocation of an iteration is of the class that the n-th of the profiled one
-was, for as long as everything was allocated and freed in the same order so far. From where an iteration departs, its
-allocations are untagged; so is all before the profiled iteration, and it itself, since the facts come after it.
+Facts are of one iteration; the classes are for the next ones, carried over by the order of allocations and frees of each
+stream (dymem.mobility.following). All before the profiled iteration is untagged, and so is it itself, since the facts come
+after it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import dataclasses
 from typing import Iterator, Mapping
 
 from dymem.errors import TraceError
+from dymem.mobility.following import Follower, Pattern, Steps
 from dymem.mobility.rules import MOVABLE, NAMES, UNTAGGED
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK
 
 _MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
-_OLDER = -1                       # a free of what an earlier iteration allocated
+_NOTHING = Pattern()              # of a stream for which the profiled iteration had none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,76 +57,54 @@ def tagged(events: bytes | bytearray, classes: Mapping[int, int]) -> bytearray:
 def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> tuple[bytearray, Coverage]:
     """The events with classes from iteration `profiled` on, given those of its blocks (block number: class); and how far
     that went. TraceError for a trace without marks, or without that iteration."""
-    pattern = _pattern(events, profiled, classes)
+    pattern = _patterns(events, profiled, classes)
     out = bytearray(events)
-    followers: dict[tuple[int, int], _Follower] = {}
-    own: dict[int, int] = {}  # blocks of the iteration: their place on their stream
     current, iterations, allocated, told = profiled, 0, 0, 0
+    steps: dict[int, Steps] = {}
+    followers: dict[int, Follower] = {}
     for at, (_, block, size, stream, kind, _, _, iteration) in _numbered(events):
         if kind not in (ALLOC, FREE_REQUESTED) or iteration <= profiled:
             continue
         if iteration != current:
             current, iterations = iteration, iterations + 1
-            own.clear()
-        follower = followers.setdefault((iteration, stream), _Follower(pattern.get(stream, [])))
+            steps, followers = collections.defaultdict(Steps), {}
+        follower = followers.get(stream) or followers.setdefault(stream, Follower(_same(stream, pattern, len(followers))))
         if kind == ALLOC:
-            tag = follower.alloc()
-            own[block] = follower.place - 1
+            tag = follower.step(steps[stream].alloc(block, size))
             out[at + _MOBILITY_AT] = tag
             allocated += size
             told += size if tag != UNTAGGED else 0
         else:
-            follower.free(own.pop(block, _OLDER))
+            follower.step(steps[stream].free(block))
     return out, Coverage(iterations, allocated, told)
 
 
-class _Follower:
-    """One stream of one iteration, step by step along what the profiled iteration did there."""
-
-    def __init__(self, steps: list[tuple[bool, int]]):
-        self.steps, self.next, self.place = steps, 0, 0
-
-    def alloc(self) -> int:
-        self.place += 1
-        comes, tag = self._step()
-        if not comes:
-            self.next = len(self.steps)
-            return UNTAGGED
-        return tag
-
-    def free(self, place: int) -> None:
-        comes, expected = self._step()
-        if comes or expected != place:
-            self.next = len(self.steps)
-
-    def _step(self) -> tuple[bool, int]:
-        if self.next >= len(self.steps):
-            return False, UNTAGGED - 2  # nothing that could be met
-        self.next += 1
-        return self.steps[self.next - 1]
+def _same(stream: int, patterns: Mapping[int, Pattern], rank: int) -> Pattern:
+    """The pattern of this stream; of one that is new, that of the stream that came as late in the profiled iteration: programs
+    that make a stream for every iteration have another number for it each time."""
+    if stream in patterns:
+        return patterns[stream]
+    return list(patterns.values())[rank] if rank < len(patterns) else _NOTHING
 
 
-def _pattern(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> dict[int, list[tuple[bool, int]]]:
-    """By stream, what the iteration did: (True, class) for an allocation, (False, place of what was freed) for a free."""
-    steps: dict[int, list[tuple[bool, int]]] = collections.defaultdict(list)
-    own: dict[int, int] = {}
-    places: collections.Counter = collections.Counter()
+def _patterns(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> dict[int, Pattern]:
+    """By stream, what the iteration did."""
+    found: dict[int, Pattern] = collections.defaultdict(Pattern)
+    steps: dict[int, Steps] = collections.defaultdict(Steps)
     marked = False
-    for _, (_, block, _, stream, kind, _, _, iteration) in _numbered(events):
+    for _, (_, block, size, stream, kind, _, _, iteration) in _numbered(events):
         marked |= iteration >= 0
         if iteration != profiled:
             continue
         if kind == ALLOC:
-            own[block] = places[stream]
-            places[stream] += 1
-            steps[stream].append((True, classes.get(block, UNTAGGED)))
+            found[stream].add(steps[stream].alloc(block, size), classes.get(block, UNTAGGED))
         elif kind == FREE_REQUESTED:
-            steps[stream].append((False, own.pop(block, _OLDER)))
+            found[stream].add(steps[stream].free(block))
     if not marked:
         raise TraceError("it has no marks of iterations, along which classes could be carried.")
-    if not steps:
+    if not found:
         raise TraceError(f"it has no iteration {profiled}, or nothing was allocated in it.")
-    return steps
+    return found
 
 
 def _numbered(events: bytes | bytearray) -> Iterator[tuple[int, tuple]]:
