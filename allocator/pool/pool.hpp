@@ -39,17 +39,18 @@ struct BlockInfo {
   StreamId stream = 0;
   Mobility mobility = Mobility::untagged;
   BlockState state = BlockState::free;
-  bool stitched = false;               // its address is an alias
-  std::uint64_t number = kUnnumbered;  // in the trace, where that is recorded
+  bool stitched = false;  // its address is an alias
+  // In the trace, where that is recorded.
+  std::uint64_t number = kUnnumbered;
 };
 
-// Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched
-// block sees memory at second addresses, it is in that block's segment and not at home.
+// Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
+// sees memory at second addresses, it is in that block's segment and not at home.
 struct PoolSegment {
   Addr address = 0;
   Bytes size = 0;
-  bool small = false;             // of the arena for blocks up to 512 KiB
-  bool stitched = false;          // one stitched block
+  bool small = false;     // of the arena for blocks up to 512 KiB
+  bool stitched = false;  // one stitched block
   std::vector<BlockInfo> blocks;  // neighbouring free ones are told as one; what hides in sleeping granules is free
 };
 
@@ -81,8 +82,8 @@ class Pool {
   // As if every granule, those to come too, held a pinned block for good: for who registers memory by segment.
   void keep_granules();
 
-  // For other processes: names the memory of a held block and pins it until it is freed. Throws InvalidArgument (not
-  // held), SleepError, Error (this machine cannot share memory).
+  // For other processes: names the memory of a held block and pins it until it is freed. Throws InvalidArgument (not held),
+  // SleepError, Error (this machine cannot share memory).
   ExportedMemory export_memory(Addr address);
   // Descriptors of at most `count` of the granules that a token names, from number `first` on; the caller closes them.
   // Empty if the driver refuses one. false: no such token; the blocks it named were freed.
@@ -125,8 +126,8 @@ class Pool {
 
   // Every block, by address (held ones at the address the caller has).
   std::vector<BlockInfo> blocks() const;
-  // Every byte once, by address; their sizes add up to reserved and sleeping bytes. `meanwhile` runs under the pool's
-  // lock, and may do what an EventSink may, so that what it reads is of the same moment.
+  // Every byte once, by address; their sizes add up to reserved and sleeping bytes. `meanwhile` runs under the pool's lock,
+  // and may do what an EventSink may, so that what it reads is of the same moment.
   std::vector<PoolSegment> segments(const std::function<void()>& meanwhile = {}) const;
   // Recounts everything from the blocks; returns one sentence per broken invariant, naming it. Empty = sound.
   std::vector<std::string> audit() const;
@@ -135,7 +136,7 @@ class Pool {
   void set_recorder(EventSink* recorder);
   // Puts `to` in the place of `from`, and numbering goes on; false (nothing done) if `from` does not record here.
   bool replace_recorder(EventSink* from, EventSink* to);
-  EventSink* recorder() const;
+  EventSink* recorder() const;  // nullptr: off
 
   Driver& driver();
   const PoolConfig& config() const;

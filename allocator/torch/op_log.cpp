@@ -51,9 +51,12 @@ bool is_operator(const at::RecordFunction& fn, std::string_view name) {
   return fn.scope() == at::RecordScope::FUNCTION && name.find("::") != name.npos && !name.starts_with("autograd::");
 }
 
-void note_tensor(const at::Tensor& tensor, bool host, Entries* out) {
+// `wraps` becomes true for a tensor whose operators are written in Python (DTensor): it has no memory, those within
+// have.
+void note_tensor(const at::Tensor& tensor, bool host, Entries* out, bool* wraps) {
   if (!tensor.defined()) return;
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  *wraps |= impl->is_python_dispatch();
   if (!impl->has_storage()) return;
   try {
     const c10::Storage& storage = impl->unsafe_storage();
@@ -68,14 +71,14 @@ void note_tensor(const at::Tensor& tensor, bool host, Entries* out) {
   }
 }
 
-void note_value(const c10::IValue& value, bool host, Entries* out) {
-  if (value.isTensor()) note_tensor(value.toTensor(), host, out);
+void note_value(const c10::IValue& value, bool host, Entries* out, bool* wraps) {
+  if (value.isTensor()) note_tensor(value.toTensor(), host, out, wraps);
   else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) note_tensor(tensor, host, out);
+    for (const at::Tensor& tensor : value.toTensorVector()) note_tensor(tensor, host, out, wraps);
   } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) note_value(element, host, out);
+    for (const c10::IValue& element : value.toListRef()) note_value(element, host, out, wraps);
   } else if (value.isTuple()) {
-    for (const c10::IValue& element : value.toTupleRef().elements()) note_value(element, host, out);
+    for (const c10::IValue& element : value.toTupleRef().elements()) note_value(element, host, out, wraps);
   }
 }
 
@@ -265,8 +268,10 @@ std::unique_ptr<at::ObserverContext> OpLog::began(const at::RecordFunction& fn) 
     const std::string_view name = fn.name();
     open.push_back(is_operator(fn, name) ? Open::op : Open::recorded);
     Entries entries(1);
+    bool wraps = false;
     const bool host = log.host_.load(std::memory_order_relaxed);
-    for (const c10::IValue& value : fn.inputs()) note_value(value, host, &entries);
+    for (const c10::IValue& value : fn.inputs()) note_value(value, host, &entries, &wraps);
+    if (wraps) open.back() = Open::recorded;
     std::uint8_t flags = at::GradMode::is_enabled() ? OpFlags::grad : 0;
     if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) flags |= OpFlags::node;
     if (fn.scope() == at::RecordScope::USER_SCOPE) flags |= OpFlags::user;

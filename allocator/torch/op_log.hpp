@@ -10,8 +10,8 @@
 //   O3  Stopped, it leaves nothing behind: no callback, no sink. Its own object is never freed, since operators that
 //       began under it may end later.
 //   O4  What an operator of PyTorch calls has no entries, and what is allocated there is the operator's; what a custom
-//       function or a node of autograd calls has. Ranges that the program named have none, but an optimizer's. So a log
-//       grows by what the program does, not by how PyTorch does it.
+//       function, a node of autograd or a tensor written in Python (DTensor) calls has. Ranges that the program named
+//       have none, but an optimizer's. So a log grows by what the program does, not by how PyTorch does it.
 // Locks: control_ around start and stop, which takes the pools' locks; mutex_ around the entries, a leaf, also under a
 // pool's lock. Callbacks take no lock but that one and never throw.
 #pragma once

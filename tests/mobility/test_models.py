@@ -252,6 +252,26 @@ def test_compiled_region_is_one_node():
     check_sound(facts)
 
 
+def test_tensors_within_tensors():
+    """A tensor that is written in Python and holds two others, as DTensor holds its part: their memory is what is used."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.randn(64), torch.randn(64)
+    weight = torch.nn.Parameter(TwoTensor(a, b))
+
+    def step():
+        (weight * 2).exp().sum().backward()
+        weight.grad = None
+
+    step()
+    facts = profile_iteration(step, host=True)[1]
+    (forward,) = [n for n in facts.nodes if n.name == "aten::mul" and n.phase == "F"]
+    assert [facts.allocation(i).bytes for i in forward.uses if facts.allocation(i).bytes > 8] == [256, 256], "not the number 2"
+    saved = [x for x in facts.allocations if x.role == "saved" and x.bytes == 256]
+    assert len(saved) == 2 and {facts.nodes[x.node].name for x in saved} == {"aten::exp"}
+    check_sound(facts)
+
+
 def test_exception_in_the_middle():
     class Failing(torch.autograd.Function):
         @staticmethod
