@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from dymem.mobility.classes import RULES, by_stream, classes
 from dymem.mobility.facts import Allocation, Facts, Node
+from dymem.mobility.following import patterns
 from dymem.mobility.profile import Profile, profile_iteration
 from dymem.mobility.rules import (MOVABLE, NAMES, RECLAIMED, RECLAIMED_KINDS, TEMPORARY, UNTAGGED, execution_order, mobility,
                                   mobility_of)
 
 __all__ = ["Allocation", "Facts", "MOVABLE", "NAMES", "Node", "Profile", "RECLAIMED", "RECLAIMED_KINDS", "RULES",
-           "TEMPORARY", "UNTAGGED", "by_stream", "classes", "execution_order", "mobility", "mobility_of", "profile_iteration"]
+           "TEMPORARY", "UNTAGGED", "by_stream", "classes", "execution_order", "mobility", "mobility_of", "patterns",
+           "profile_iteration"]
