@@ -54,17 +54,27 @@ def test_training_is_not_changed_and_repeats(on_card, names):
 
 
 def test_beside_the_trace(on_card):
-    """Numbers are those of the trace; what it recorded of the iteration is what the facts say."""
+    """Numbers are those of the trace; what it recorded of the iteration is what the facts say, and what the iterations before
+    and after it did, which nobody watched."""
     on_card(START + """
 from dymem.trace.snapshot import ALLOC, EVENT
 step = PROGRAMS["residual"]()
 step(), step()
-before = len(_core.abi.recorder(0).events())
-with Profile(HOST) as profile:
-    step()
-events = _core.abi.recorder(0).events()[before:]
-recorded = [(e[1], e[2], e[3]) for e in EVENT.iter_unpack(events) if e[4] == ALLOC]
-assert recorded == [(a.number, a.bytes, a.stream) for a in profile.facts.allocations]
+def recorded(run):
+    before = len(_core.abi.recorder(0).events())
+    run()
+    return list(EVENT.iter_unpack(_core.abi.recorder(0).events()[before:]))
+def watched():
+    global profile
+    with Profile(HOST) as profile:
+        step()
+plain, events, after = recorded(step), recorded(watched), recorded(step)
+told = [(e[1], e[2], e[3]) for e in events if e[4] == ALLOC]
+assert told == [(a.number, a.bytes, a.stream) for a in profile.facts.allocations]
+def shape(events):  # numbers from the iteration's own first
+    first = min(e[1] for e in events if e[4] == ALLOC)
+    return [(e[1] - first if e[1] >= first else -1, e[2], e[3], e[4]) for e in events]
+assert shape(plain) == shape(events) == shape(after), "watching changes neither what is allocated nor when it is freed"
 sizes = sorted(a.bytes for a in profile.facts.allocations if a.role == "gradient")
 assert len(sizes) == sum(a.role == "parameter" for a in profile.facts.older), "a gradient for each parameter"
 """, DYMEM_CONF="trace:on", **ENVIRONMENT)

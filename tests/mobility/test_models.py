@@ -169,6 +169,7 @@ def test_parameters_gradients_and_state():
     sizes = collections.Counter(p.untyped_storage().nbytes() for p in net.parameters())
     assert collections.Counter(a.bytes for a in facts.older if a.role == "parameter") == sizes
     assert collections.Counter(a.bytes for a in facts.allocations if a.role == "gradient") == sizes
+    assert not [n for n in facts.nodes if n.kind == "accumulate" and n.makes], "gradients are taken over, not copied"
     state = collections.Counter(a.bytes for a in facts.allocations if a.role == "optimizer" and a.bytes > 8)
     assert state == sizes + sizes, "two moments"
     again = profile_iteration(step, host=True)[1]
