@@ -40,7 +40,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("workload", help="a name from `python bench/train.py --list-all`")
     parser.add_argument("--out", type=Path, default=Path("recordings"), help="folder for the trace and the facts")
     parser.add_argument("--iterations", type=int, help="default: the workload's own number")
-    parser.add_argument("--profile", type=int, default=WARM, metavar="N", help="the iteration to profile (default: %(default)s)")
+    parser.add_argument("--profile", type=int, default=WARM, metavar="N",
+                        help="the iteration to profile (default: %(default)s)")
     parser.add_argument("--own", action="store_true", help="profile every iteration from --profile on")
     parser.add_argument("--rule", choices=RULES, default="lifetime", help="from facts to classes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

@@ -151,7 +151,8 @@ for own in (False, True):
     assert sorted(facts) == ([2, 3, 4] if own else [2]) and len(seconds) == 5 and losses == ["0x1.0000000000000p+0"] * 5
     events, told = record_facts.with_classes(_core.abi.recorder(0).events(), facts, "lifetime", own)
     _core.trace.write({str(tmp_path / 'made.dymem')!r}, events)
-    rows = [(e[7], chr(e[6]), NAMES[e[5]]) for e in EVENT.iter_unpack(load({str(tmp_path / 'made.dymem')!r})[0].events) if e[4] == ALLOC]
+    (made,) = load({str(tmp_path / "made.dymem")!r})
+    rows = [(e[7], chr(e[6]), NAMES[e[5]]) for e in EVENT.iter_unpack(made.events) if e[4] == ALLOC]
     plain, classed = ["untagged", "untagged"], ["temporary", "movable"]
     after = classed if own else plain
     assert rows == [(i, "F", name) for i in range(5) for name in (plain if i < 2 else after if i == 2 else classed)], rows

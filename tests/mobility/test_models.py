@@ -63,7 +63,7 @@ def check_sound(facts: Facts) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_training_is_not_changed(name):
-    plain, watched = PROGRAMS[name](), None
+    plain = PROGRAMS[name]()
     losses = [plain() for _ in range(4)]
     watched = PROGRAMS[name]()
     told = [watched()]

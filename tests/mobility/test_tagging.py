@@ -48,7 +48,8 @@ def test_where_it_departs_it_is_untagged_until_it_goes_on_as_before():
     def steps(number, first, extra):
         rows, block = [], first
         for turn in range(6):
-            rows += [(ALLOC, block, 512, 0, number), (ALLOC, block + 1, 1024, 0, number), (FREE_REQUESTED, block, 512, 0, number)]
+            rows += [(ALLOC, block, 512, 0, number), (ALLOC, block + 1, 1024, 0, number)]
+            rows += [(FREE_REQUESTED, block, 512, 0, number)]
             block += 2
             if extra and turn == 2:
                 rows += [(ALLOC, 99, 64, 0, number), (FREE_REQUESTED, 99, 64, 0, number)]

@@ -281,7 +281,8 @@ class _Layers:
         self.facts = facts
         self.by_segment: dict[int, list[int]] = collections.defaultdict(list)
         for node in facts.nodes:
-            if not node.view and node.kind != "accumulate" and any(i >= 0 and facts.allocations[i].node is not None for i in node.uses):
+            works_on = any(i >= 0 and facts.allocations[i].node is not None for i in node.uses)
+            if works_on and not node.view and node.kind != "accumulate":
                 self.by_segment[node.segment].append(node.index)
 
     def judge(self, a: Allocation) -> None:
