@@ -1,37 +1,38 @@
-// A mutex whose uncontended lock and unlock are one atomic operation each; waiting is in the kernel.
+// A mutex for sections of a tenth of a microsecond that are seldom contended, some of which take long (driver calls):
+// locking is one atomic operation, unlocking a plain store.
+//
+// An unlock that asks whether somebody waits is a second atomic operation, a tenth of a free. So nobody is woken: who
+// waits looks for a moment, then sleeps and looks again; longer and longer, up to kNapMost.
 // The pool's only lock: std::mutex costs about twice as much where nobody waits, which is nearly always.
 #pragma once
+#include <algorithm>
 #include <atomic>
-#include <cstdint>
+#include <chrono>
+#include <thread>
 
 namespace dymem {
 
 class Lock {
  public:
   void lock() {
-    std::uint32_t expected = kFree;
-    if (!state_.compare_exchange_strong(expected, kHeld, std::memory_order_acquire)) lock_slow();
+    if (held_.exchange(true, std::memory_order_acquire)) lock_slow();
   }
-  void unlock() {
-    if (state_.exchange(kFree, std::memory_order_release) == kAwaited) state_.notify_one();
-  }
+  void unlock() { held_.store(false, std::memory_order_release); }
 
  private:
-  static constexpr std::uint32_t kFree = 0, kHeld = 1, kAwaited = 2;
-  void lock_slow() {
-    for (int i = 0; i < 64; i++) {  // a fast path elsewhere is over sooner than a sleep begins
-      std::uint32_t expected = kFree;
-      if (state_.load(std::memory_order_relaxed) == kFree &&
-          state_.compare_exchange_weak(expected, kHeld, std::memory_order_acquire))
-        return;
+  static constexpr std::chrono::microseconds kNapMost{100};
+  [[gnu::noinline]] void lock_slow() {
+    for (std::chrono::microseconds nap{1};; nap = std::min(2 * nap, kNapMost)) {
+      for (int i = 0; i < 64; i++) {  // a fast path elsewhere is over sooner than a sleep begins
+        if (!held_.load(std::memory_order_relaxed) && !held_.exchange(true, std::memory_order_acquire)) return;
 #if defined(__x86_64__)
-      __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #endif
+      }
+      std::this_thread::sleep_for(nap);
     }
-    while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree)
-      state_.wait(kAwaited, std::memory_order_relaxed);
   }
-  std::atomic<std::uint32_t> state_{kFree};
+  std::atomic<bool> held_{false};
 };
 
 }  // namespace dymem

@@ -1,4 +1,5 @@
 // Address -> held block: open addressing, linear probing, deletion by shifting back. One cache line a look-up.
+// At most a quarter full: a deletion then looks at 1.4 slots on average, at 2.5 if half were full.
 #pragma once
 #include <vector>
 
@@ -10,7 +11,7 @@ class BlockMap {
  public:
   BlockMap() : slots_(4096), mask_(4095) {}
   void insert(Addr at, BlockId id) {
-    if (count_ * 2 >= slots_.size()) grow();
+    if (count_ * 4 >= slots_.size()) grow();
     std::size_t i = home(at);
     while (slots_[i].at) i = (i + 1) & mask_;
     slots_[i] = {at, id};

@@ -99,8 +99,8 @@ class FreeIndex {
   std::size_t size() const { return count_; }
   template <class F>
   void each(F f) const {
-    for (auto& v : bins_)
-      for (auto& e : v) f(e);
+    for (unsigned b = next(0); b < kBins; b = next(b + 1))
+      for (auto& e : bins_[b]) f(e);
   }
 
  private:

@@ -66,9 +66,10 @@ BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::un
   int arena = mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
   bool sticks = size >= kStickyMin;
   std::uint64_t key = Sticky::key(size, counters.live(), by);
-  Addr before = sticks ? sticky.find(key) : 0;
+  if (sticks) sticky.prefetch(key);  // comes while the best fit is looked for
   BlockId id = kNoBlock;
   Place best = home.best_fit(arena, size, by, high);
+  Addr before = sticks ? sticky.find(key) : 0;
   if (before && !best.own) {
     if (best && best.at == before) {
       id = home.take(best, size, BlockKind::live);

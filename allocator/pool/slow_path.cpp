@@ -45,6 +45,14 @@ Bytes Pool::Impl::budget(Bytes size) const {
   return std::min(b, space.reserved() + allowance());
 }
 
+// Where less than this share of what the pool may hold is left, stitching spares whole granules.
+constexpr Bytes kNearShare = 64;
+
+bool Pool::Impl::near_limit() const {
+  Bytes left = allowance();
+  return left < (space.reserved() + left) / kNearShare;
+}
+
 BlockId Pool::Impl::try_fit(int arena, Bytes size, StreamIndex by, bool high) {
   Place p = home.best_fit(arena, size, by, high, 1 << 20);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
@@ -97,15 +105,16 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
   Bytes most = GranuleSizes::most(size, space.reserved(), own_limit());
-  auto plan = stitcher.plan(size, by, room, allowed, most);
+  auto stitched = [&] { return stitcher.plan(size, by, room, allowed, most, near_limit()); };
+  auto plan = stitched();
   auto fresh = [&] { return plan ? plan->fresh_bytes : size; };  // no plan: nothing to stitch, all of it would be new
   if (fresh() > room && wait_where_free(fresh(), by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
-    plan = stitcher.plan(size, by, room, allowed, most);
+    plan = stitched();
   }
   if (fresh() > room && wait_for_busiest(fresh(), size, by)) {
     if (BlockId id = try_fit(kMainArena, size, by, false); id != kNoBlock) return id;
-    plan = stitcher.plan(size, by, room, allowed, most);
+    plan = stitched();
   }
   if (!plan) return kNoBlock;
   Stitcher::Spot spot;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <tuple>
 
 #include "driver/cost_model.hpp"
 #include "pool/granule_sizes.hpp"
@@ -12,7 +13,7 @@ namespace dymem {
 constexpr std::uint64_t kViewsFree = 256, kViewsPerGranule = 3;
 // A region that was not used while so many blocks were handed out (several iterations) has served its time.
 constexpr std::uint64_t kCallsOld = 60'000;
-constexpr std::size_t kSuffixesTried = 4, kExtensionsTried = 8;
+constexpr std::size_t kSuffixesTried = 4, kSuffixesTriedThrifty = 16, kExtensionsTried = 8;
 
 Stitcher::Stitcher(Space& space, Home& home, StreamTable& streams) : space_(space), home_(home), streams_(streams) {}
 
@@ -112,8 +113,8 @@ Bytes Stitcher::free_tail(const Region& r, StreamIndex by) const {
   return n;
 }
 
-std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance,
-                                             Bytes most) const {
+std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes room, Bytes allowance, Bytes most,
+                                             bool thrifty) const {
   struct Candidate {
     GranuleId id;
     Bytes size;
@@ -134,7 +135,9 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
       if (Bytes n = home_.free_prefix(g, by)) prefixes.push_back({n, g});
     }
   }
-  std::stable_sort(idle.begin(), idle.end(), [](const Candidate& a, const Candidate& b) {
+  std::stable_sort(idle.begin(), idle.end(), [thrifty](const Candidate& a, const Candidate& b) {
+    // Runs are of little use where little is free, and the fewer handles, the less driver time.
+    if (thrifty && a.size != b.size) return a.size > b.size;
     return a.run != b.run ? a.run < b.run : a.size > b.size;
   });
   auto larger = [](auto& a, auto& b) { return a.first != b.first ? a.first > b.first : a.second < b.second; };
@@ -173,14 +176,36 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
           i++;
         }
       }
+    auto fits_last = [&](GranuleId g) { return g != first && (extends == kNone || seen[g] != extends); };
+    if (thrifty && got > size) {
+      // The free start of a granule in use in place of a whole one that would be used in part: the closest fit.
+      Bytes surplus = got - size, least_left = ~Bytes{0};
+      std::size_t spared = whole.size();
+      for (std::size_t i = 0; i < whole.size(); i++) {
+        Bytes gap = space_.granule(whole[i]).size - surplus;
+        if (i && space_.granule(whole[i - 1]).size == gap + surplus) continue;  // as good as the one before
+        auto smallest = std::find_if(prefixes.rbegin(), prefixes.rend(),
+                                     [&](auto& prefix) { return prefix.first >= gap && fits_last(prefix.second); });
+        if (smallest == prefixes.rend() || smallest->first - gap >= least_left) continue;
+        least_left = smallest->first - gap;
+        spared = i;
+        p.last = smallest->second;
+      }
+      if (spared < whole.size()) {
+        whole.erase(whole.begin() + std::ptrdiff_t(spared));
+        p.cost_us += view_us(space_.granule(p.last).size);
+        got = size;
+      }
+    }
     for (GranuleId g : whole) {
       p.granules.push_back(g);
+      p.whole_bytes += space_.granule(g).size;
       p.cost_us += view_us(space_.granule(g).size);
     }
     Bytes prefix_bytes = 0;
     if (got < size)
       for (auto& [n, g] : prefixes)
-        if (g != first && (extends == kNone || seen[g] != extends)) {
+        if (fits_last(g)) {
           p.last = g;
           p.cost_us += view_us(space_.granule(g).size);
           prefix_bytes = std::min(n, size - got);
@@ -206,11 +231,11 @@ std::optional<Stitcher::Plan> Stitcher::plan(Bytes size, StreamIndex by, Bytes r
       for (GranuleId g : p.granules) more += space_.granule(g).size;
       if (space_.region(extends).size + more > space_.region(extends).capacity) return;
     }
-    if (!best || p.fresh_bytes < best->fresh_bytes || (p.fresh_bytes == best->fresh_bytes && p.cost_us < best->cost_us))
-      best = std::move(p);
+    auto rank = [&](const Plan& x) { return std::tuple(x.fresh_bytes, thrifty ? x.whole_bytes : 0, x.cost_us); };
+    if (!best || rank(p) < rank(*best)) best = std::move(p);
   };
   consider(0, kNone, kNone);
-  for (std::size_t i = 0; i < std::min(kSuffixesTried, suffixes.size()); i++)
+  for (std::size_t i = 0; i < std::min(thrifty ? kSuffixesTriedThrifty : kSuffixesTried, suffixes.size()); i++)
     consider(suffixes[i].first, suffixes[i].second, kNone);
   std::vector<std::pair<Bytes, RegionId>> tails;
   for (RegionId id : by_address_)

@@ -13,7 +13,7 @@ import threading
 import warnings
 from typing import Mapping
 
-from dymem import alloc_conf
+from dymem import alloc_conf, nccl_settings
 from dymem.config import Config
 from dymem.errors import ConfigError, InstallError, InvalidArgument
 
@@ -54,6 +54,7 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
             warnings.warn(sentence, stacklevel=2)
         backend = torch.cuda.get_allocator_backend()
         adapter.install()
+        nccl_settings.keep_captured_buffers_unregistered(os.environ, wanted.backing)
         alloc_conf.watch(torch, backend)
         _installed = wanted
 

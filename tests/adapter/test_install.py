@@ -50,6 +50,17 @@ def test_configuration_comes_from_the_environment_and_keys_go_on_top(script):
     """, conf=None, DYMEM_CONF="driver:emulated,emulated_devices:3,limit:16MiB")
 
 
+@pytest.mark.parametrize("backing, before, after", [("auto", None, "0"), ("vmm", None, "0"), ("vmm", "1", "1"),
+                                                    ("contiguous", None, None)])
+def test_nccl_registers_no_captured_buffers_unless_told_to(script, backing, before, after):
+    """Pages of a block may be several, or others after sleeping: a graph must not reach the ones NCCL saw."""
+    script(f"""
+        import os
+        dymem.install(driver="emulated", backing={backing!r})
+        assert os.environ.get("NCCL_GRAPH_REGISTER") == {after!r}
+    """, conf=None, **({"NCCL_GRAPH_REGISTER": before} if before else {}))
+
+
 def test_unknown_keys_and_bad_values_name_what_is_valid(script):
     script("""
         for call in (lambda: dymem.install(limitt="1GiB"), lambda: dymem.install("limitt:1GiB"),

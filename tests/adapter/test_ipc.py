@@ -634,8 +634,10 @@ def test_no_descriptor_stays_open(two):
         for _ in range(20):
             for handle, _ in handles:
                 _torch.receive(handle).free()
-        time.sleep(0.2)  # the sender closes its end when it sees ours closed
-        assert (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{pid}/fd"))) == before
+        end = time.monotonic() + 20  # the sender closes its end when it sees ours closed, and gets to run
+        while (now := (len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{pid}/fd")))) != before:
+            assert time.monotonic() < end, (before, now)
+            time.sleep(0.01)
         link.send(None)
         assert ended(pid)
     """)
