@@ -1,8 +1,9 @@
 """What every test may use, and what is skipped where the machine lacks it.
 
 Where a test goes: contract/ one suite over every driver; pool/ the C++ pool through Python; cpp/ programs of C++;
-adapter/ PyTorch over the emulated driver; holders/ CuPy and C beside it; cli/ the commands; packaging/ what is shipped,
-what importing needs and what is set; style/ the rules of the sources; gpu/ what only a card can show.
+adapter/ PyTorch over the emulated driver; mobility/ facts and classes of what a program allocates; holders/ CuPy and C
+beside it; cli/ the commands; packaging/ what is shipped, what importing needs and what is set; style/ the rules of the
+sources; gpu/ what only a card can show.
 """
 
 import ctypes

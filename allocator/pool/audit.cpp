@@ -175,6 +175,7 @@ BlockInfo describe(const Pool::Impl& pool, const Block& b) {
   i.mobility = Mobility(b.mobility);
   i.stitched = b.kind == BlockKind::stitched || b.kind == BlockKind::stitched_pending;
   bool live = b.kind == BlockKind::live || b.kind == BlockKind::stitched;
+  if (!b.is_free()) i.number = b.trace_number - 1;  // 0 - 1 = kUnnumbered
   i.state = b.is_free() ? BlockState::free : live ? BlockState::live : BlockState::pending;
   return i;
 }

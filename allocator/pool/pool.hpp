@@ -40,6 +40,8 @@ struct BlockInfo {
   Mobility mobility = Mobility::untagged;
   BlockState state = BlockState::free;
   bool stitched = false;  // its address is an alias
+  // In the trace, where that is recorded.
+  std::uint64_t number = kUnnumbered;
 };
 
 // Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
@@ -134,6 +136,7 @@ class Pool {
   void set_recorder(EventSink* recorder);
   // Puts `to` in the place of `from`, and numbering goes on; false (nothing done) if `from` does not record here.
   bool replace_recorder(EventSink* from, EventSink* to);
+  EventSink* recorder() const;  // nullptr: off
 
   Driver& driver();
   const PoolConfig& config() const;

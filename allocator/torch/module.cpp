@@ -14,7 +14,8 @@ namespace py = pybind11;
 
 namespace dymem {
 
-void bind_tools(pybind11::module_& m);  // tools_module.cpp
+void bind_tools(pybind11::module_& m);   // tools_module.cpp
+void bind_op_log(pybind11::module_& m);  // op_log_module.cpp
 
 namespace {
 
@@ -145,6 +146,7 @@ PYBIND11_MODULE(_torch, m) {
   m.def("cuda_allocator_is_ours",
         [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   bind_tools(m);
+  bind_op_log(m);
   bind_stand_in(m);
 }
 

@@ -32,7 +32,8 @@ from dymem.errors import InstallError
 
 MODULE = "dymem._torch"
 TORCH_OLDEST = (2, 11)
-FLAGS = ["-std=c++20", "-O2", "-fPIC", "-pthread", "-Wno-attributes"]
+# NDEBUG: torch is built with it, and its classes have members without it.
+FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-Wno-attributes"]
 LIBRARIES = ["-l:libdymem.so", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 _HEADERS = {"cuda_runtime_api.h": "nvidia-cuda-runtime", "crt/host_defines.h": "nvidia-cuda-crt"}
 

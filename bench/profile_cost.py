@@ -1,0 +1,134 @@
+"""What does a profiled iteration cost beside a plain one, and the iterations after it?
+
+    python bench/profile_cost.py --json bench/results/profile_cost-cpu.json      # CPU memory, anywhere
+    python bench/profile_cost.py --device cuda --json bench/results/profile_cost.json
+
+Plain and profiled steps of one model take turns in one process: P, Q, P, P, Q, P, … where Q is profiled. `profiled_ratio` is
+the median of Q over the median of the P before a Q; `after_ratio` that of the P after a Q over the same. Models: a ResNet-32
+and a transformer of a size at which computing counts, and `tiny_ops`, three hundred operators on 64 numbers each, where
+nothing but the cost of a call counts: the worst that can happen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Callable
+
+if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+
+
+def models(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
+    import torch
+    import workloads
+    from torch import nn
+
+    workloads.DEVICE = device
+
+    def resnet() -> Callable[[int], float]:
+        return workloads.cifar_resnet32(norm=True, batch=16)(workloads.no_phase)
+
+    def transformer() -> Callable[[int], float]:
+        layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True, norm_first=True)
+        model = nn.Sequential(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(256, 1000))
+
+        def batch(i: int) -> tuple:
+            return torch.randn(2, 128, 256, device=device), torch.randint(0, 1000, (2, 128), device=device)
+
+        def loss_of(net: nn.Module, batch: tuple) -> torch.Tensor:
+            return nn.functional.cross_entropy(net(batch[0]).flatten(0, 1), batch[1].flatten())
+
+        return workloads.training_step(model, batch, loss_of, workloads.no_phase, optimizer="adamw", bf16=False)
+
+    def tiny_ops() -> Callable[[int], float]:
+        weight = torch.ones(64, device=device, requires_grad=True)
+
+        def step(i: int) -> float:
+            x = weight
+            for _ in range(150):
+                x = (x * 1.01).tanh()
+            loss = x.sum()
+            loss.backward()
+            weight.grad = None
+            return loss.item()
+
+        return step
+
+    return {"resnet32": resnet, "transformer": transformer, "tiny_ops": tiny_ops}
+
+
+def measure(step: Callable[[int], float], pairs: int, host: bool, synchronize: Callable[[], None]) -> dict[str, object]:
+    from dymem.mobility import Profile
+
+    def timed(i: int, profile: Profile | None = None) -> float:
+        synchronize()
+        began = time.perf_counter()
+        if profile is None:
+            step(i)
+        else:
+            with profile:
+                step(i)
+        synchronize()
+        return time.perf_counter() - began
+
+    for i in range(4):
+        timed(i)
+    plain, profiled, after, last = [], [], [], None
+    for i in range(pairs):
+        plain.append(timed(i))
+        last = Profile(host)
+        profiled.append(timed(i, last))
+        after.append(timed(i))
+    began = time.perf_counter()
+    facts = last.facts
+    seconds = time.perf_counter() - began
+    return {"step_ms": round(1e3 * statistics.median(plain), 3), "profiled_ms": round(1e3 * statistics.median(profiled), 3),
+            "profiled_ratio": round(statistics.median(profiled) / statistics.median(plain), 3),
+            "after_ratio": round(statistics.median(after) / statistics.median(plain), 3),
+            "facts_ms": round(1e3 * seconds, 1),
+            "nodes": len(facts.nodes), "allocations": len(facts.allocations), "complete": facts.complete,
+            "bytes_by_role": facts.bytes_by_role()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The cost of a profiled iteration.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--only", help="one of resnet32, transformer, tiny_ops")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    import torch
+
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            print("profile_cost: torch sees no GPU here", file=sys.stderr)
+            return 2
+        import dymem
+
+        dymem.install()
+    synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    torch.manual_seed(0)
+    results = {}
+    for name, build in models(options.device).items():
+        if options.only in (None, name):
+            results[name] = measure(build(), options.pairs, options.device == "cpu", synchronize)
+            figures = results[name]
+            print(f"{name}: step {figures['step_ms']} ms, profiled {figures['profiled_ratio']} x, after it "
+                  f"{figures['after_ratio']} x; facts of {figures['nodes']} nodes in {figures['facts_ms']} ms", flush=True)
+    where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    result = {"device": where, "torch": torch.__version__, "python": sys.version.split()[0], "pairs": options.pairs,
+              "commit": os.environ.get("DYMEM_COMMIT", ""), "models": results}
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Facts: what each allocation of one profiled iteration held, who made and used it, and how long it was held.
+
+Plain data, written and read as JSON. A *node* is one layer as it ran: an operator as the program called it ("aten::conv2d",
+with all that it calls inside), a custom function or a compiled region as a whole, or one node of autograd in backward.
+Nodes are in the order in which they began, and allocations in the order in which they were made.
+
+Moments ("at", "freed") count entries of the profile and only say what was before what. A *segment* is a run of nodes of
+one phase: with gradients accumulated, an iteration has several segments of forward and of backward.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from pathlib import Path
+
+from dymem.errors import TraceError
+
+FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
+# What an allocation holds. "result": made by a node for others, and not needed by backward.
+ROLES = ("parameter", "gradient", "optimizer", "saved", "workspace", "result", "other")
+VERSION = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Node:
+    index: int
+    name: str
+    kind: str                  # of layer: kinds.py; in backward that of the forward node
+    phase: str                 # F, B or O
+    segment: int
+    thread: int
+    at: int                    # when it began …
+    end: int                   # … and ended; -1: not within the profile
+    forward: int | None = None  # of a node of autograd: the forward node whose backward this is
+    again: bool = False        # an operator that autograd records within backward: recomputed, or to be differentiated
+    view: bool = False         # gives nothing of its own: a view of what it was given
+    uses: list[int] = dataclasses.field(default_factory=list)   # allocations (below 0: older ones) it was given
+    makes: list[int] = dataclasses.field(default_factory=list)  # allocations made within it and held when it ended
+
+
+@dataclasses.dataclass(slots=True)
+class Allocation:
+    index: int                 # among the profile's; an older one's is -1, -2, …
+    number: int | None         # in the trace of its device; None: not recorded
+    device: int
+    stream: int
+    place: int                 # among the profile's allocations of its device and stream, from 0; -1: older
+    bytes: int                 # as asked for
+    role: str = "other"        # one of ROLES
+    node: int | None = None    # that made it; None: no operator was running on its thread
+    operator: str = ""         # the innermost that made it
+    kind: str = "other"        # of the node
+    phase: str = ""            # F, B or O, when it was made
+    segment: int = -1
+    at: int = -1
+    freed: int | None = None   # None: not within the profile
+    freed_in: int | None = None      # the segment
+    freed_by: int | None = None      # the node that was running
+    users: list[int] = dataclasses.field(default_factory=list)  # nodes after the one that made it, without views
+    last_use: int | None = None      # the last node that was given it, its maker included
+    fork: bool = False         # several nodes of the segment it was made in use it
+    waits: bool = False        # has users, but the layer that runs next in that segment is not one of them
+
+    @property
+    def short_lived(self) -> bool:
+        """Freed in the segment that made it."""
+        return self.freed_in is not None and self.freed_in == self.segment
+
+
+@dataclasses.dataclass(slots=True)
+class Facts:
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    allocations: list[Allocation] = dataclasses.field(default_factory=list)
+    older: list[Allocation] = dataclasses.field(default_factory=list)  # from before, as far as anything used them
+    segments: list[str] = dataclasses.field(default_factory=list)      # the phase of each
+    complete: bool = True                                               # False: nothing should be concluded
+    notes: list[str] = dataclasses.field(default_factory=list)         # what went wrong, a sentence each
+
+    def allocation(self, index: int) -> Allocation:
+        return self.allocations[index] if index >= 0 else self.older[-1 - index]
+
+    def bytes_by_role(self) -> dict[str, int]:
+        """Bytes of the profile's allocations by role, roles that hold none left out."""
+        sums = collections.Counter()
+        for a in self.allocations:
+            sums[a.role] += a.bytes
+        return {role: sums[role] for role in ROLES if sums[role]}
+
+    def to_json(self) -> str:
+        """One line; lists of rows rather than of objects, since there are thousands."""
+        return json.dumps({"version": VERSION, "complete": self.complete, "notes": self.notes, "segments": self.segments,
+                           "nodes": _rows(Node, self.nodes), "allocations": _rows(Allocation, self.allocations),
+                           "older": _rows(Allocation, self.older)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        """What to_json() wrote; TraceError for anything else."""
+        try:
+            data = json.loads(text)
+            if data["version"] != VERSION:
+                raise TraceError(f"these facts are of version {data['version']}, and this dymem reads {VERSION}; record anew.")
+            return cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]), _read(Allocation, data["older"]),
+                       data["segments"], data["complete"], data["notes"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceError(f"it holds no facts of an iteration ({type(error).__name__}: {error}).") from None
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Facts:
+        try:
+            return cls.from_json(Path(path).read_text())
+        except (OSError, UnicodeDecodeError, TraceError) as error:
+            raise TraceError(f"{path}: {error}") from None
+
+
+def _rows(kind: type, items: list) -> dict:
+    names = [field.name for field in dataclasses.fields(kind)]
+    return {"fields": names, "rows": [[getattr(item, name) for name in names] for item in items]}
+
+
+def _read(kind: type, table: dict) -> list:
+    return [kind(**dict(zip(table["fields"], row, strict=True))) for row in table["rows"]]

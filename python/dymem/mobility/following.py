@@ -1,0 +1,99 @@
+"""Finds, for each allocation of an iteration, the one of the profiled iteration that it corresponds to. Pure.
+
+What a stream does is a sequence of steps, told so that neither sizes nor what lies far back matter:
+  an allocation   ALIKE if it is as large as the stream's allocation before it, else OTHER
+  a free          its age: how many allocations the stream has made since, its own included; FAR at most
+An iteration is followed step by step along the profiled one. Where it departs (a block is skipped, a library takes another
+workspace), its last ALIGNED steps are looked for in the profiled one, and it goes on from the nearest such place; until
+there is one, its allocations correspond to nothing. Constant time a step: one look-up where it departs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+from typing import Hashable
+
+from dymem.mobility.facts import Facts
+from dymem.mobility.rules import UNTAGGED
+
+ALIKE, OTHER = 0, -1
+FAR = 16      # allocations: an older block's free says only that it is older
+ALIGNED = 4   # steps that must be the same where a departed iteration is taken up again
+
+
+class Steps:
+    """Names the steps of one stream in one iteration."""
+
+    def __init__(self) -> None:
+        self.count, self.size = 0, -1
+        self.born: dict[Hashable, int] = {}
+
+    def alloc(self, block: Hashable, size: int) -> int:
+        step = ALIKE if size == self.size else OTHER
+        self.size = size
+        self.born[block] = self.count
+        self.count += 1
+        return step
+
+    def free(self, block: Hashable) -> int:
+        born = self.born.pop(block, None)
+        return FAR if born is None else min(self.count - born, FAR)
+
+
+class Pattern:
+    """What one stream did in the profiled iteration, with the class of each allocation."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.classes: list[int] = []  # of each step; of a free UNTAGGED
+        self.places: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)  # where steps that end so end
+
+    def add(self, step: int, tag: int = UNTAGGED) -> None:
+        self.steps.append(step)
+        self.classes.append(tag)
+        if len(self.steps) >= ALIGNED:
+            self.places[tuple(self.steps[-ALIGNED:])].append(len(self.steps) - 1)
+
+    def nearest(self, last: tuple[int, ...], to: int) -> int | None:
+        """The place nearest to `to` where the pattern's last steps are these; ahead if one behind is as near."""
+        places = self.places.get(last)
+        if not places:
+            return None
+        at = bisect.bisect_left(places, to)
+        return min(places[max(0, at - 1):at + 1], key=lambda place: (abs(place - to), -place))
+
+
+class Follower:
+    """Follows one stream of one iteration along a pattern."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern, self.next, self.lost = pattern, 0, False
+        self.last: collections.deque[int] = collections.deque(maxlen=ALIGNED)
+
+    def step(self, step: int) -> int:
+        """The class of what was allocated in this step; UNTAGGED where it corresponds to nothing, and for a free."""
+        steps, place = self.pattern.steps, self.next
+        self.last.append(step)
+        if self.lost or place >= len(steps) or steps[place] != step:
+            place = self.pattern.nearest(tuple(self.last), self.next)
+            self.lost = place is None
+            if self.lost:
+                return UNTAGGED
+        self.next = place + 1
+        return self.pattern.classes[place]
+
+
+def patterns(facts: Facts, classes: list[int]) -> dict[tuple[int, int], Pattern]:
+    """The pattern of each (device, stream) of the profiled iteration."""
+    moments = [(a.at, True, a) for a in facts.allocations]
+    moments += [(a.freed, False, a) for a in (*facts.allocations, *facts.older) if a.freed is not None]
+    found: dict[tuple[int, int], Pattern] = collections.defaultdict(Pattern)
+    steps: dict[tuple[int, int], Steps] = collections.defaultdict(Steps)
+    for _, comes, a in sorted(moments, key=lambda moment: moment[0]):
+        stream = a.device, a.stream
+        if comes:
+            found[stream].add(steps[stream].alloc(a.index, a.bytes), classes[a.index])
+        else:
+            found[stream].add(steps[stream].free(a.index))
+    return dict(found)

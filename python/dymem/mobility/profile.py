@@ -1,0 +1,86 @@
+"""Profile: watches one iteration of an unmodified program and tells what its allocations were for.
+
+    with Profile() as profile:
+        step()
+    profile.facts
+
+The operator log (allocator/torch/op_log.hpp) listens where PyTorch's own profiler does, on every thread. No module, tensor,
+graph or optimizer is hooked, so there is nothing to take away afterwards, and what is computed and kept alive is the same
+with and without. Facts are made of the log when they are first asked for, not within the iteration.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, TypeVar
+
+from dymem.errors import InvalidArgument
+from dymem.mobility.facts import Facts
+
+Result = TypeVar("Result")
+
+
+class Profile:
+    """`with Profile() as profile:` around one iteration; afterwards `profile.facts`.
+
+    host    False: memory of the pools that exist when it begins. True: this thread's memory of the CPU, and that of its
+            backward, for models that run there; a profiler of PyTorch's must then not begin or end within.
+
+    An exception in the iteration passes through, and the facts are those up to it. Only one profile at a time in a
+    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host).
+    """
+
+    def __init__(self, host: bool = False) -> None:
+        self.host = host
+        self._log: dict | None = None
+        self._facts: Facts | None = None
+
+    def __enter__(self) -> Profile:
+        op_log = _op_log()
+        if not self.host:
+            _check_pools()
+        self._log = self._facts = None
+        op_log.start(self.host)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._log = _op_log().stop() | {"host": self.host}
+        if raised[0] is not None:
+            self._log["raised"] = getattr(raised[0], "__name__", "exception")
+
+    @property
+    def facts(self) -> Facts:
+        """What the iteration's allocations were for; InvalidArgument while it has not ended."""
+        if self._facts is None:
+            if self._log is None:
+                raise InvalidArgument("there are no facts yet: ask for them after the `with` block of the profile.")
+            from dymem.mobility.reading import facts_of
+
+            self._facts = facts_of(self._log)
+            if "raised" in self._log:
+                self._facts.complete = False
+                self._facts.notes.append(f"the iteration ended in {self._log['raised']}; its allocations stay untagged.")
+            self._log = None
+        return self._facts
+
+
+def profile_iteration(step: Callable[..., Result], *arguments: object, host: bool = False) -> tuple[Result, Facts]:
+    """Runs step(*arguments) once under a profile; what it returned, and the facts."""
+    with Profile(host) as profile:
+        result = step(*arguments)
+    return result, profile.facts
+
+
+def _op_log():
+    import torch
+
+    from dymem import _adapter_build
+
+    return _adapter_build.load(torch).op_log
+
+
+def _check_pools() -> None:
+    from dymem import _core
+
+    if not any(_core.abi.made(device) for device in range(_core.abi.DEVICES_MAX)):
+        raise InvalidArgument("dymem has no memory of any GPU yet: install dymem and run an iteration before the one to "
+                              "profile, or profile CPU memory with host=True.")

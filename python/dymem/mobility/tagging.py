@@ -1,0 +1,120 @@
+"""Classes in traces: raw events in, events with TraceEvent::mobility out (allocator/base/event.hpp). Pure.
+
+Facts are of one iteration; the classes are for the next ones, carried over by the order of allocations and frees of each
+stream (dymem.mobility.following). All before the profiled iteration is untagged, and so is it itself, since the facts come
+after it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Iterator, Mapping
+
+from dymem.errors import TraceError
+from dymem.mobility.following import Follower, Pattern, Steps
+from dymem.mobility.rules import MOVABLE, NAMES, UNTAGGED
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK
+
+_MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
+_NOTHING = Pattern()              # of a stream for which the profiled iteration had none
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How much of what comes after the profiled iteration has a class."""
+
+    iterations: int
+    allocated_bytes: int
+    tagged_bytes: int
+
+    @property
+    def share(self) -> float:
+        return self.tagged_bytes / self.allocated_bytes if self.allocated_bytes else 0.0
+
+
+def stamped(events: bytes | bytearray) -> bytearray:
+    """The iteration and phase that the last mark told, on every event that tells none itself."""
+    out, iteration, phase = bytearray(), -1, 0
+    for time, block, size, stream, kind, mobility, aux, own in EVENT.iter_unpack(events):
+        if kind == MARK:
+            iteration, phase = (size if size < 1 << 31 else -1), aux
+        elif own < 0 and not aux:
+            aux, own = phase, iteration
+        out += EVENT.pack(time, block, size, stream, kind, mobility, aux, own)
+    return out
+
+
+def tagged(events: bytes | bytearray, classes: Mapping[int, int]) -> bytearray:
+    """The events with the class that each block has in `classes` (block number: class); others stay as they are."""
+    out = bytearray(events)
+    for at, event in _numbered(events):
+        if event[4] == ALLOC and event[1] in classes:
+            out[at + _MOBILITY_AT] = classes[event[1]]
+    return out
+
+
+def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> tuple[bytearray, Coverage]:
+    """The events with classes from iteration `profiled` on, given those of its blocks (block number: class); and how far
+    that went. TraceError for a trace without marks, or without that iteration."""
+    pattern = _patterns(events, profiled, classes)
+    out = bytearray(events)
+    current, iterations, allocated, told = profiled, 0, 0, 0
+    steps: dict[int, Steps] = {}
+    followers: dict[int, Follower] = {}
+    for at, (_, block, size, stream, kind, _, _, iteration) in _numbered(events):
+        if kind not in (ALLOC, FREE_REQUESTED) or iteration <= profiled:
+            continue
+        if iteration != current:
+            current, iterations = iteration, iterations + 1
+            steps, followers = collections.defaultdict(Steps), {}
+        follower = followers.get(stream) or followers.setdefault(stream, Follower(_same(stream, pattern, len(followers))))
+        if kind == ALLOC:
+            tag = follower.step(steps[stream].alloc(block, size))
+            out[at + _MOBILITY_AT] = tag
+            allocated += size
+            told += size if tag != UNTAGGED else 0
+        else:
+            follower.step(steps[stream].free(block))
+    return out, Coverage(iterations, allocated, told)
+
+
+def _same(stream: int, patterns: Mapping[int, Pattern], rank: int) -> Pattern:
+    """The pattern of this stream; of one that is new, that of the stream that came as late in the profiled iteration: programs
+    that make a stream for every iteration have another number for it each time."""
+    if stream in patterns:
+        return patterns[stream]
+    return list(patterns.values())[rank] if rank < len(patterns) else _NOTHING
+
+
+def _patterns(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> dict[int, Pattern]:
+    """By stream, what the iteration did."""
+    found: dict[int, Pattern] = collections.defaultdict(Pattern)
+    steps: dict[int, Steps] = collections.defaultdict(Steps)
+    marked = False
+    for _, (_, block, size, stream, kind, _, _, iteration) in _numbered(events):
+        marked |= iteration >= 0
+        if iteration != profiled:
+            continue
+        if kind == ALLOC:
+            found[stream].add(steps[stream].alloc(block, size), classes.get(block, UNTAGGED))
+        elif kind == FREE_REQUESTED:
+            found[stream].add(steps[stream].free(block))
+    if not marked:
+        raise TraceError("it has no marks of iterations, along which classes could be carried.")
+    if not found:
+        raise TraceError(f"it has no iteration {profiled}, or nothing was allocated in it.")
+    return found
+
+
+def _numbered(events: bytes | bytearray) -> Iterator[tuple[int, tuple]]:
+    return zip(range(0, len(events), EVENT.size), EVENT.iter_unpack(events))
+
+
+def shares(events: bytes | bytearray) -> dict[str, int]:
+    """Bytes allocated under each class, by its name."""
+    sums = dict.fromkeys(NAMES, 0)
+    for event in EVENT.iter_unpack(events):
+        if event[4] == ALLOC:
+            sums[NAMES[event[5]] if event[5] < len(NAMES) else NAMES[MOVABLE - 1]] += event[2]
+    return sums
