@@ -249,6 +249,8 @@ void bind_pool(py::module_ m) {
           [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
           py::arg("stream") = 0)
       .def("stats", [](const Pool& pool) { return stats_dict(pool.stats()); })
+      .def("unusable_free", [](const Pool& pool) { return unusable_dict(pool.unusable_free()); },
+           "U_f: of what is free now, the share that a request of each power of two cannot use, as {'2^21': 0.03, ...}.")
       .def(
           "sleep",
           [](Pool& pool, const py::object& tags, const py::object& keep, bool drop_untagged) {

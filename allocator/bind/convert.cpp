@@ -139,6 +139,13 @@ py::dict stats_dict(const PoolStats& s) {
   return d;
 }
 
+py::dict unusable_dict(const UnusableFree& unusable) {
+  py::dict d;
+  for (int j = UnusableFree::kLeast; j <= UnusableFree::kMost; j++)
+    d[py::str("2^" + std::to_string(j))] = unusable.share(j);
+  return d;
+}
+
 std::vector<TraceEvent> events_from_buffer(const py::buffer& buffer) {
   const py::buffer_info info = buffer.request();
   py::ssize_t expected = info.itemsize;

@@ -441,6 +441,11 @@ Bytes Pool::largest_free(StreamId stream) const {
   return std::min(p.home.largest(kSmallArena, by), kSmallMax);
 }
 
+Bytes Pool::reserved_peak() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->reserved_peak;
+}
+
 PoolStats Pool::stats() const {
   std::lock_guard lock(impl_->mutex);
   PoolStats s = impl_->window_stats();

@@ -19,6 +19,7 @@
 #include "pool/exported_memory.hpp"
 #include "pool/sleep.hpp"
 #include "pool/stats.hpp"
+#include "pool/unusable.hpp"
 
 namespace dymem {
 
@@ -119,6 +120,9 @@ class Pool {
   Bytes largest_free(StreamId stream) const;
 
   PoolStats stats() const;
+  // U_f(j) of what is free now (unusable.hpp). Counted when asked, so not part of stats(), which is asked for often.
+  UnusableFree unusable_free() const;
+  Bytes reserved_peak() const;  // ever; one load
   void reset_peak_stats();
   void reset_accumulated_stats();
 

@@ -44,6 +44,7 @@ struct ReplayResult {
   double malloc_ns_median = 0, malloc_ns_p99 = 0, free_ns_median = 0, free_ns_p99 = 0;
   std::vector<std::string> audit;  // broken invariants; empty = sound
   PoolStats stats;
+  UnusableFree unusable_free;  // at the moment at which reserved came to its peak
   ReplayLayout layout;  // as far as the replay came; empty unless asked for
 };
 
