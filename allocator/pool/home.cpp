@@ -52,6 +52,8 @@ bool Home::may_join(const Block& x, const Block& y) const {
   if (a == b) return true;
   bool a_finished = streams_.finished(a), b_finished = streams_.finished(b);
   if (a_finished && b_finished) return true;
+  // What an open slab has not used so far is most of it: it would count as used by whoever freed the block beside it.
+  if (open_ && (a == LastUse{} || b == LastUse{})) return false;
   if (a.stream != b.stream) return false;
   if (streams_.single()) return true;
   if (a_finished || b_finished) return false;  // anyone may have that part now
@@ -256,6 +258,7 @@ BlockId Home::take(Place place, Bytes size, BlockKind kind) {
 
 void Home::release(BlockId id, LastUse last_use) {
   Block& b = blocks_[id];
+  if (__builtin_expect(open_, 0)) widen_gap(b);
   b.kind = BlockKind::free;
   b.last_use = last_use;
   b.slack = 0;

@@ -17,19 +17,12 @@
 #include "driver/driver.hpp"
 #include "pool/config.hpp"
 #include "pool/exported_memory.hpp"
+#include "pool/mobility.hpp"
 #include "pool/sleep.hpp"
 #include "pool/stats.hpp"
 #include "pool/unusable.hpp"
 
 namespace dymem {
-
-// Dymem's classes (HPDC 2020, algorithm 3 and section 3.3.3): where in the pool a block belongs.
-enum class Mobility : std::uint8_t {
-  untagged,   // nothing known: as movable
-  movable,    // main space, from the low end
-  temporary,  // main space, from the high end
-  reclaimed,  // incremental space
-};
 
 enum class BlockState : std::uint8_t { free, live, pending };
 

@@ -19,6 +19,8 @@ UnusableFree Pool::unusable_free() const {
         idle[p.home.run_head(granule.first)] += granule.size;
   for (int arena = 0; arena < Space::kArenas; arena++)
     p.home.index(arena).each([&](const FreeIndex::Entry& run) {
+      if (const std::size_t slab = p.home.gap_at(run.at); slab != Slabs::kNoSlab)  // what is spare is not reserved
+        return out.add(run.size - p.space.slabs()[slab].squeeze);
       const auto found = idle.find(run.head);
       out.add(run.size, found == idle.end() ? 0 : found->second);
     });

@@ -8,7 +8,7 @@ from dymem._paths import traces_dir
 from dymem.errors import TraceError
 from dymem.replaying import replay_recording
 from dymem.trace import load
-from dymem.trace.mobility import MOVABLE, TEMPORARY, with_hindsight
+from dymem.trace.mobility import MOVABLE, TEMPORARY, UNTAGGED, with_hindsight
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
 F, B = ord("F"), ord("B")
@@ -24,11 +24,11 @@ def classes(events):
     return {event[1]: event[5] for event in EVENT.iter_unpack(with_hindsight(events)) if event[4] == ALLOC}
 
 
-def test_what_goes_in_the_phase_that_made_it_is_temporary():
+def test_classes_go_by_the_phase_in_which_a_block_goes():
     events = trace((ALLOC, 0, -1, 0), (ALLOC, 1, -1, 0), (FREE_REQUESTED, 1, -1, 0),
                    (ALLOC, 2, 0, F), (ALLOC, 3, 0, F), (FREE_REQUESTED, 3, 0, F), (FREE_REQUESTED, 2, 0, B),
                    (ALLOC, 4, 0, B), (FREE_REQUESTED, 4, 1, B), (ALLOC, 5, 1, B))
-    assert classes(events) == {0: MOVABLE, 1: TEMPORARY, 2: MOVABLE, 3: TEMPORARY, 4: MOVABLE, 5: MOVABLE}
+    assert classes(events) == {0: UNTAGGED, 1: TEMPORARY, 2: MOVABLE, 3: TEMPORARY, 4: UNTAGGED, 5: UNTAGGED}
 
 
 def test_nothing_but_classes_is_changed():

@@ -76,6 +76,9 @@ def _replay(
                           help="Bytes to grow beyond that.")] = None,
     mobility: Annotated[str, typer.Option(metavar="recorded|hindsight", help="Classes of blocks as the trace has them "
                         "(snapshots have none), or what a perfect rule would have said of each.")] = "recorded",
+    placement: Annotated[str, typer.Option(metavar="best_fit|two_ends|by_size|grouped", help="How classes share one slab "
+                         "(contiguous backing): not at all, each its own end, small blocks and others each their own end, or "
+                         "what is short-lived at the far end.")] = "grouped",
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
@@ -86,7 +89,7 @@ def _replay(
     """
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,
-                                 config={key: value for key, value in given.items() if value is not None}))
+                                 placement=placement, config={key: value for key, value in given.items() if value is not None}))
 
 
 @app.command("compare", context_settings={"allow_interspersed_args": False},

@@ -1,0 +1,14 @@
+// Dymem's classes (HPDC 2020, algorithm 3 and section 3.3.3): where in the pool a block belongs.
+#pragma once
+#include <cstdint>
+
+namespace dymem {
+
+enum class Mobility : std::uint8_t {
+  untagged,   // nothing known: as movable
+  movable,    // main space, from the low end
+  temporary,  // main space, from the high end
+  reclaimed,  // incremental space
+};
+
+}  // namespace dymem

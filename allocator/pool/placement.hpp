@@ -1,0 +1,41 @@
+// Where in a slab a block of a class goes: which holes it may have, in which order, and at which end. Pure.
+//
+// An open slab (slabs.hpp) has a low part and a high part with the gap between them. Holes of the parts named here are
+// tried in turn, best fit in each; failing that the block goes to the gap, at the end of the part it belongs to. The gap is
+// always last, so where a block goes does not depend on how large the slab is: `size - squeeze` is what a slab must have.
+#pragma once
+#include "base/units.hpp"
+#include "pool/config.hpp"
+#include "pool/mobility.hpp"
+
+namespace dymem {
+
+enum Parts : std::uint8_t { kNoPart = 0, kLowPart = 1, kHighPart = 2, kAnyPart = 3 };
+
+struct PartsFor {
+  Parts first = kAnyPart, then = kNoPart;
+  bool high = false;  // at the high ends of holes and of the gap
+};
+
+constexpr Bytes kBySizeMax = kMiB;  // PyTorch's border between small and large
+
+constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size) {
+  const bool temporary = mobility == Mobility::temporary;
+  switch (placement) {
+    case Placement::best_fit:
+      return {};
+    case Placement::two_ends:
+      return temporary ? PartsFor{kHighPart, kNoPart, true} : PartsFor{kLowPart, kNoPart, false};
+    case Placement::by_size:
+      return size <= kBySizeMax ? PartsFor{kHighPart, kNoPart, true} : PartsFor{kLowPart, kNoPart, false};
+    case Placement::grouped:
+      break;
+  }
+  // What lives long never goes among what is short-lived, where it would hold the high part open; what is short-lived may go
+  // anywhere, since it will be gone soon, its own part first. Nothing known: as if there were no parts.
+  if (temporary) return {kHighPart, kLowPart, true};
+  if (mobility == Mobility::untagged) return {};
+  return {kLowPart, kNoPart, false};
+}
+
+}  // namespace dymem
