@@ -96,6 +96,9 @@ py::dict result_dict(const ReplayResult& r) {
   d["malloc_ns_p99"] = r.malloc_ns_p99;
   d["free_ns_median"] = r.free_ns_median;
   d["free_ns_p99"] = r.free_ns_p99;
+  py::dict needed;
+  for (const auto& [iteration, bytes] : r.needed) needed[py::str(std::to_string(iteration))] = bytes;
+  d["needed_by_iteration"] = needed;
   d["unusable_free"] = unusable_dict(r.unusable_free);
   d["audit"] = r.audit;
   d["stats"] = stats_dict(r.stats);

@@ -61,6 +61,13 @@ void Home::open_slab(std::size_t i) {
   if (room) add_free(i, from, room, cells);
 }
 
+Bytes Home::spanned(const Slab& slab) const {
+  if (slab.open) return slab.size - slab.gap();
+  const BlockId last = slab.mark ? covering(slab.end() - 1) : kNoBlock;
+  if (last == kNoBlock || !blocks_[last].is_free()) return slab.mark;
+  return blocks_[blocks_[last].run_end].at - slab.base;
+}
+
 std::size_t Home::gap_at(Addr run) const {
   const Slabs& slabs = space_.slabs();
   for (std::size_t i = 0; i < slabs.size(); i++)

@@ -441,6 +441,14 @@ Bytes Pool::largest_free(StreamId stream) const {
   return std::min(p.home.largest(kSmallArena, by), kSmallMax);
 }
 
+Bytes Pool::spanned() const {
+  std::lock_guard lock(impl_->mutex);
+  const Impl& p = *impl_;
+  Bytes n = 0;
+  for (std::size_t i = 0; i < p.space.slabs().size(); i++) n += p.home.spanned(p.space.slabs()[i]);
+  return n;
+}
+
 Bytes Pool::reserved_peak() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->reserved_peak;
