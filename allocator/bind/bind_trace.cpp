@@ -64,11 +64,12 @@ py::bytes raw_bytes(const std::vector<T>& values) {
   return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// As bytes that numpy reads: u64 an event, u64 an event, and five u64 a change (replay/layout_watch.hpp).
+// As bytes that numpy reads: u64 an event three times over, and five u64 a change (replay/layout_watch.hpp).
 py::dict layout_dict(const ReplayLayout& layout) {
   py::dict d;
   d["addresses"] = raw_bytes(layout.address);
   d["reserved"] = raw_bytes(layout.reserved);
+  d["spanned"] = raw_bytes(layout.spanned);
   d["changes"] = raw_bytes(layout.changes);
   return d;
 }

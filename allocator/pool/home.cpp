@@ -52,10 +52,9 @@ bool Home::may_join(const Block& x, const Block& y) const {
   if (a == b) return true;
   bool a_finished = streams_.finished(a), b_finished = streams_.finished(b);
   if (a_finished && b_finished) return true;
-  // What an open slab has not used so far is most of it: it would count as used by whoever freed the block beside it.
-  if (open_ && (a == LastUse{} || b == LastUse{})) return false;
   if (a.stream != b.stream) return false;
-  if (streams_.single()) return true;
+  // Not in an open slab: all of its gap would count as used by whoever freed a block beside it, once there are others.
+  if (streams_.single() && !open_) return true;
   if (a_finished || b_finished) return false;  // anyone may have that part now
   // One stream, two epochs: the older part would count as used as late as the younger one. Worth it where it is small;
   // large ones stay apart, since other streams can have them sooner.

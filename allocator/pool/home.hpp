@@ -85,6 +85,7 @@ class Home {
     explicit operator bool() const { return bool(place); }
   };
   GapPlace gap_fit(std::size_t slab, Bytes size, StreamIndex by, bool high) const;
+  Bytes largest_in_gap(const Slab& slab, StreamIndex by) const;  // at its low end, without growing
   Bytes spanned(const Slab& slab) const;  // from its ends to the last blocks that are not free
   std::size_t gap_at(Addr run) const;  // the slab whose gap this run is, or kNoSlab
   BlockId take_gap(std::size_t slab, const GapPlace& where, Bytes size);

@@ -125,7 +125,7 @@ Bytes Home::largest(int arena, StreamIndex by) const {
     if (e.size <= best) return true;
     Bytes n = 0;
     if (const std::size_t slab = open_ ? gap_at(e.at) : Slabs::kNoSlab; slab != Slabs::kNoSlab) {
-      best = std::max(best, e.size - space_.slabs()[slab].squeeze);  // without growing
+      best = std::max(best, largest_in_gap(space_.slabs()[slab], by));
       return false;
     }
     for (BlockId b = e.head;; b = blocks_[b].next) {

@@ -61,6 +61,18 @@ void Home::open_slab(std::size_t i) {
   if (room) add_free(i, from, room, cells);
 }
 
+Bytes Home::largest_in_gap(const Slab& slab, StreamIndex by) const {
+  const Addr most = slab.high_start - slab.squeeze;  // where a block ends at the latest
+  Bytes best = 0;
+  Addr from = slab.low_end;
+  for (BlockId b = covering(slab.low_end); b != kNoBlock && blocks_[b].is_free(); b = blocks_[b].next) {
+    const Addr end = blocks_[b].at + blocks_[b].size;
+    if (!streams_.usable(blocks_[b].last_use, by)) from = end;
+    else if (const Addr stop = std::min(end, most); stop > from) best = std::max(best, stop - from);
+  }
+  return best;
+}
+
 Bytes Home::spanned(const Slab& slab) const {
   if (slab.open) return slab.size - slab.gap();
   const BlockId last = slab.mark ? covering(slab.end() - 1) : kNoBlock;

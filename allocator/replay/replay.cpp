@@ -94,6 +94,7 @@ class Replay {
     const bool alloc = events_[index].kind == TraceKind::alloc;
     result_.layout.address.push_back(alloc ? address_[facts_.slot_of_event[index]] : 0);
     result_.layout.reserved.push_back(static_cast<Bytes>(pool_.stats().reserved_bytes[kAll].current));
+    result_.layout.spanned.push_back(pool_.spanned());
   }
 
   void note_needed(std::int32_t iteration) {

@@ -197,10 +197,30 @@ def test_what_one_stream_freed_beside_the_gap_leaves_the_rest_of_it_to_others():
     for _ in range(3):
         for block in [pool.malloc(10 * MIB, 1, "temporary"), pool.malloc(10 * MIB, 1, "movable")]:
             pool.free(block)
-    device.set_busy_until(1, 10**9)
+        device.advance_to(device.emulated.now() + 10**7)
+        pool.trim()  # looks at what has finished
+    pool.free(pool.malloc(10 * MIB, 1, "temporary"))
+    device.set_busy_until(1, 10**12)
+    pool.free(pool.malloc(10 * MIB, 1, "temporary"))
     pool.malloc(300 * MIB, 2, "movable")
     assert pool.stats()["segment"]["all"]["current"] == 1 and pool.stats()["num_sync_all_streams"] == 0
     assert pool.audit() == []
+
+
+def test_the_largest_free_block_is_had_without_growing_past_what_others_use():
+    device = Device(capacity=GIB, bytes=False)
+    pool = make_pool(device, backing="contiguous", wait=False)
+    pool.malloc(UNIT, 1, "temporary")
+    near, next_to_it = pool.malloc(4 * MIB, 1, "movable"), pool.malloc(8 * MIB, 1, "movable")
+    pool.free(pool.malloc(UNIT, 2, "temporary"))
+    pool.free(next_to_it)
+    pool.trim()  # sees it finished
+    device.set_busy_until(1, 10**12)
+    pool.free(near)
+    assert (pool.largest_free(1), pool.largest_free(2)) == (12 * MIB + UNIT, 8 * MIB + UNIT)
+    before = pool.stats()["reserved_bytes"]["all"]["current"]
+    assert pool.malloc(8 * MIB, 2) == next_to_it
+    assert pool.stats()["reserved_bytes"]["all"]["current"] == before and pool.audit() == []
 
 
 def test_a_placement_that_is_none():
