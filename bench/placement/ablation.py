@@ -1,13 +1,13 @@
 """What grouping by mobility is worth: all recordings, every placement in one slab, and granules with and without classes.
 
-    python bench/placement/ablation.py --json placement.json --pictures placement/     the bundled recordings, two minutes
+    python bench/placement/ablation.py --json placement.json --pictures placement/     the bundled recordings, half a minute
     python bench/placement/ablation.py run.dymem another.pickle.xz --mistaken 0.2
 
 Nothing here needs a GPU. A recording that carries classes in its events is replayed with those, any other with those of
 hindsight (a perfect rule). Excess: the high-water mark over the live peak; untagged best fit in one range (CNMeM) is what
-the rest is measured against. U_f is that of the recording's largest request when it comes, in a pool of equal size for all (the
-JSON has it at the moment of the high-water mark, too). Failures: the pool has what iteration `--first` needed plus beta, and a later iteration needs more (HPDC 2020, table 2).
-Exit 0; 2: bad input, which one line names.
+the rest is measured against. U_f is that of the recording's largest request when it comes, in a pool of one size for all
+(the JSON has it at the moment of the high-water mark, too). Failures: the pool has what iteration `--first` needed plus
+beta, and a later iteration needs more (HPDC 2020, table 2). Exit 0; 2: bad input, which one line names.
 """
 
 from __future__ import annotations
