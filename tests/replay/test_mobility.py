@@ -53,3 +53,61 @@ def test_two_ends_of_one_range_under_a_limit(name, limit):
     slab = {"backing": "contiguous"}
     assert replay_recording(tagged, limit=limit, config=slab)["oom"] is None
     assert replay_recording(recording, limit=limit, config=slab)["oom"] is not None
+
+
+NAMES = sorted(path.name.removesuffix(".pickle.xz") for path in traces_dir().glob("*.xz"))
+SEVERAL_STREAMS = {"resnet50_prefetch", "llama_fsdp2_ckpt", "resnet152_offload_ckpt"}
+SLAB = {"backing": "contiguous"}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def both(request):
+    (recording,) = load(traces_dir() / f"{request.param}.pickle.xz")
+    return recording, dataclasses.replace(recording, events=with_hindsight(recording.events))
+
+
+def over_live(recording, placement="grouped", **config):
+    result = replay_recording(recording, config=SLAB | config, placement=placement)
+    assert result["audit"] == [] and result["oom"] is None
+    return 100 * (result["reserved_peak_bytes"] / result["live_peak_bytes"] - 1)
+
+
+# Points of the live peak by which grouping may exceed best fit; what it must stay under.
+WORSE = {"unet_b16": 0.8}
+AT_MOST = {"llama_ckpt_varlen": 5.5, "bert_varlen": 0.5, "llama_accum": 0.8, "llama_varlen": 0.5, "llama_fsdp2_ckpt": 5.0}
+
+
+def test_grouping_in_a_slab_without_a_limit(both):
+    plain, tagged = both
+    grouped = over_live(tagged)
+    assert grouped <= over_live(plain) + WORSE.get(plain.name, 0.3)
+    assert grouped <= AT_MOST.get(plain.name, 100.0)
+    assert over_live(plain) == over_live(tagged, "best_fit"), "untagged blocks know no placement, best fit no classes"
+
+
+def test_a_pool_of_what_was_needed_is_enough(both):
+    """initial - squeeze gap, with beta = 0: the same run fits a pool of that size, to the unit of slabs."""
+    plain, tagged = both
+    needed = replay_recording(tagged, config=SLAB)["reserved_peak_bytes"]
+    sized = replay_recording(tagged, config=SLAB, limit=-(-needed // (2 << 20)) * (2 << 20))
+    assert sized["oom"] is None
+    if plain.name not in SEVERAL_STREAMS:  # with several, waiting begins where the limit is near
+        assert sized["reserved_peak_bytes"] == needed
+
+
+def test_what_iterations_needed_adds_up_to_the_mark(both):
+    for recording in both:
+        result = replay_recording(recording, config=SLAB)
+        assert max(result["needed_by_iteration"].values()) <= result["reserved_peak_bytes"]
+        if recording.name not in SEVERAL_STREAMS:
+            assert max(result["needed_by_iteration"].values()) == result["reserved_peak_bytes"]
+
+
+def test_grouping_on_granules(both):
+    plain, tagged = both
+    if plain.name in SEVERAL_STREAMS - {"llama_fsdp2_ckpt"}:
+        pytest.skip("what one stream waited for is not in a recording")
+    result = replay_recording(tagged)
+    assert result["audit"] == []
+    assert result["reserved_peak_bytes"] <= 1.01 * result["occupied_peak_bytes"] + (8 << 20)
+    assert result["driver_time_warm_us"] <= 0.01 * result["trace_time_warm_us"]
