@@ -5,10 +5,10 @@
 namespace dymem {
 
 enum class Mobility : std::uint8_t {
-  untagged,   // nothing known: as movable
+  untagged,   // nothing known, or it outlives the iteration: as movable; in a slab wherever it fits (placement.hpp)
   movable,    // main space, from the low end
   temporary,  // main space, from the high end
-  reclaimed,  // incremental space
+  reclaimed,  // incremental space; in a slab as movable
 };
 
 }  // namespace dymem
