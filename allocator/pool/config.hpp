@@ -5,7 +5,7 @@
 
 namespace dymem {
 
-// How blocks of the classes share a slab (placement.hpp). Untagged blocks lie as in best_fit in all but the next two.
+// How blocks of the classes share a slab, and granules as far as that has a meaning there (placement.hpp). Untagged blocks lie as in best_fit in all but the next two.
 enum class Placement : std::uint8_t {
   best_fit,  // no classes (CNMeM)
   two_ends,  // the paper's: movable from the low end, temporary from the high end, neither in the other's part
@@ -24,7 +24,7 @@ struct PoolConfig {
   // times grow_ratio where several streams are at work.
   double grow_ratio = 0.003;
   Bytes grow_slack = 8 * kMiB;
-  Placement placement = Placement::grouped;  // contiguous backing; for comparisons, no key of the user's
+  Placement placement = Placement::grouped;  // for comparisons: no key of the user's
 };
 
 }  // namespace dymem

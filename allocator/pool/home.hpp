@@ -74,8 +74,9 @@ class Home {
     Addr at = 0;  // where that run begins
     explicit operator bool() const { return slab != Slabs::kNoSlab; }
   };
-  Rise rise_for(Bytes size, StreamIndex by) const;
+  Rise rise_for(Bytes size, StreamIndex by, bool incremental = false) const;
   void raise(std::size_t slab, Bytes bytes);  // and makes those bytes free, finished
+  void incremental_added() { parts_ = true; }
   // Opens a slab for blocks of two kinds (slabs.hpp): one whose mark can still rise.
   void open_slab(std::size_t slab);
   // Where `size` bytes usable by `by` fit in an open slab's gap, nearest to the low end or the high one; and the gap after.
@@ -131,6 +132,7 @@ class Home {
   // without a high end.
   template <class F>
   void each_run(int arena, Bytes size, bool high, Parts parts, F f) const;
+  unsigned part_of(Addr at) const;  // as bits; none: of a gap
   template <class F>
   void each_run_of(Parts parts, Bytes size, bool high, F f) const;  // once a slab is open, or for the high part
   void index_run(BlockId head, BlockId tail, Bytes run_size);
@@ -162,7 +164,8 @@ class Home {
   BlockTable blocks_;
   Arena arenas_[Space::kArenas];
   bool marks_rise_ = true;
-  bool open_ = false;  // some slab is
+  bool open_ = false;   // some slab is
+  bool parts_ = false;  // some slab is open or incremental
   std::vector<BlockId> settling_;
   std::vector<BlockId> mixed_;  // heads of runs of several blocks, some no longer so; all that settle() has to look at
   static constexpr std::size_t kMixedMin = 4096;

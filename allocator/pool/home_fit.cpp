@@ -41,7 +41,7 @@ Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
 template <class F>
 void Home::each_run(int arena, Bytes size, bool high, Parts parts, F f) const {
   const FreeIndex& index = arenas_[arena].index;
-  if (open_ || parts == kHighPart) return each_run_of(parts, size, high, f);
+  if (parts_ || parts == kHighPart) return each_run_of(parts, size, high, f);
   if (!space_.contiguous() || !marks_rise_) {
     index.from(size, [&](const FreeIndex::Entry& e) { return f(e, high); });
     return;
@@ -57,6 +57,13 @@ void Home::each_run(int arena, Bytes size, bool high, Parts parts, F f) const {
   if (!visit(false) && endless) visit(true);
 }
 
+unsigned Home::part_of(Addr at) const {
+  const Slab* s = space_.slabs().parted(at);
+  if (!s) return kLowPart;
+  if (s->incremental) return kIncrementalPart;
+  return at < s->low_end ? kLowPart : at == s->low_end && s->gap() ? kNoPart : kHighPart;
+}
+
 // The same where runs are of parts, and gaps are left out: gap_fit is the way to those.
 template <class F>
 void Home::each_run_of(Parts parts, Bytes size, bool high, F f) const {
@@ -65,7 +72,7 @@ void Home::each_run_of(Parts parts, Bytes size, bool high, F f) const {
   bool endless = false;
   auto visit = [&](bool want) {
     return arenas_[kMainArena].index.from(size, [&](const FreeIndex::Entry& e) {
-      if (!(slabs.part_of(e.at, kLowPart, kHighPart) & parts) || gap_at(e.at) != Slabs::kNoSlab) return false;
+      if (!(part_of(e.at) & parts)) return false;
       bool is = marks_rise_ && e.size != size && slabs.ends_at_mark(e.at + e.size);
       endless |= is;
       return is == want && f(e, high && !is);
@@ -123,6 +130,7 @@ Bytes Home::largest(int arena, StreamIndex by) const {
   Bytes best = 0;
   arenas_[arena].index.from_largest([&](const FreeIndex::Entry& e) {
     if (e.size <= best) return true;
+    if (parts_ && part_of(e.at) == kIncrementalPart) return false;
     Bytes n = 0;
     if (const std::size_t slab = open_ ? gap_at(e.at) : Slabs::kNoSlab; slab != Slabs::kNoSlab) {
       best = std::max(best, largest_in_gap(space_.slabs()[slab], by));

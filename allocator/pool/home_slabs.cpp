@@ -7,11 +7,11 @@ namespace dymem {
 
 constexpr int kRunsTried = 64;
 
-Home::Rise Home::rise_for(Bytes size, StreamIndex by) const {
+Home::Rise Home::rise_for(Bytes size, StreamIndex by, bool incremental) const {
   Rise best;
   for (std::size_t i = 0; i < space_.slabs().size(); i++) {
     const Slab& slab = space_.slabs()[i];
-    if (slab.open) continue;
+    if (slab.open || slab.incremental != incremental) continue;
     Bytes have = 0;
     for (BlockId b = slab.mark ? covering(slab.end() - 1) : kNoBlock; b != kNoBlock && have < size; b = blocks_[b].prev) {
       if (!blocks_[b].is_free() || !streams_.usable(blocks_[b].last_use, by)) break;
@@ -57,7 +57,7 @@ void Home::open_slab(std::size_t i) {
     low_end = blocks_[run_head(last)].at;
   std::vector<GranuleId> cells;
   space_.open_slab(i, low_end, &cells);
-  open_ = true;
+  open_ = parts_ = true;
   if (room) add_free(i, from, room, cells);
 }
 
@@ -172,6 +172,7 @@ Status Home::give_back_slab(std::size_t i) {
   if (s.ok()) blocks_.drop(whole);
   else release(whole, {});  // still there, finished; an open one's gap is all of it, as before
   open_ = space_.slabs().any_open();
+  parts_ = open_ || space_.slabs().any_incremental();
   return s;
 }
 

@@ -10,7 +10,8 @@
 
 namespace dymem {
 
-enum Parts : std::uint8_t { kNoPart = 0, kLowPart = 1, kHighPart = 2, kAnyPart = 3 };
+// The incremental part is a slab of its own, which only two_ends has (the paper's incremental space, outside the main one).
+enum Parts : std::uint8_t { kNoPart = 0, kLowPart = 1, kHighPart = 2, kAnyPart = 3, kIncrementalPart = 4 };
 
 struct PartsFor {
   Parts first = kAnyPart, then = kNoPart;
@@ -18,6 +19,11 @@ struct PartsFor {
 };
 
 constexpr Bytes kBySizeMax = kMiB;  // PyTorch's border between small and large
+
+// Blocks that go to the incremental part while there is room in it, and elsewhere lie as movable ones.
+constexpr bool incremental(Placement placement, Mobility mobility) {
+  return placement == Placement::two_ends && mobility == Mobility::reclaimed;
+}
 
 constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size) {
   const bool temporary = mobility == Mobility::temporary;
@@ -36,6 +42,19 @@ constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size)
   if (temporary) return {kHighPart, kLowPart, true};
   if (mobility == Mobility::untagged) return {};
   return {kLowPart, kNoPart, false};
+}
+
+// Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there that
+// the low end could have shared, and those cannot be stitched (decision 0010).
+constexpr Bytes kHighMin = 8 * kMiB;
+
+// What a class counts as on granules, where addresses tell little and which blocks share granules tells all. Each class's own
+// end is an arena apart there: the incremental one, with what is reclaimed. Small blocks have an arena of their own anyway.
+constexpr Mobility on_granules(Placement placement, Mobility mobility, Bytes size) {
+  if (placement == Placement::best_fit || placement == Placement::by_size) return Mobility::untagged;
+  if (mobility != Mobility::temporary) return mobility;
+  if (placement == Placement::two_ends) return Mobility::reclaimed;
+  return size < kHighMin ? Mobility::untagged : mobility;
 }
 
 }  // namespace dymem

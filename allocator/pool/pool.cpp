@@ -13,9 +13,6 @@ constexpr unsigned kPollEvery = 32;
 constexpr unsigned kHousekeepEvery = 4096;
 // Smaller blocks find a place of their own anyway; where large ones go decides whether others fit.
 constexpr Bytes kStickyMin = 4 * kMiB;
-// Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there that
-// the low end could have shared, and those cannot be stitched (decision 0010).
-constexpr Bytes kHighMin = 8 * kMiB;
 
 Pool::Impl::Impl(Driver& d, const PoolConfig& c)
     : driver(d),
@@ -61,7 +58,7 @@ void Pool::Impl::count_reserved() {
 BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
   if (space.contiguous()) return place_in_slab(size, by, mobility, lock);
-  if (size < kHighMin && mobility == Mobility::temporary) mobility = Mobility::untagged;
+  if (mobility != Mobility::untagged) mobility = on_granules(config.placement, mobility, size);
   bool high = mobility == Mobility::temporary;
   if (size <= kSmallMax) {
     if (Place p = home.best_fit(kSmallArena, size, by, high)) return home.take(p, size, BlockKind::live);

@@ -14,10 +14,13 @@
 namespace dymem {
 
 constexpr int kTries = 64, kAllTries = 1 << 20;
+constexpr Bytes kIncrementalShare = 5;
 // A slab just taken may be gone to other threads when its notice has been written.
 constexpr int kSlabRounds = 4;
 
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
+  if (incremental(config.placement, mobility))
+    if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
   const PartsFor parts = parts_for(config.placement, mobility, size);
   if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.first))
     return home.take(p, size, BlockKind::live);
@@ -26,6 +29,27 @@ BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility,
       return home.take(p, size, BlockKind::live);
   if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;
   return place_in_slab_slow(size, by, parts, lock);
+}
+
+// The incremental space: a slab beside the first, as large as that leaves and a fifth of it at most (the paper's 2 GB beside
+// 10), taken when a block for it first comes. Low to high, best fit; what does not fit is not its business.
+BlockId Pool::Impl::try_incremental(Bytes size, StreamIndex by) {
+  const Slabs& slabs = space.slabs();
+  if (!slabs.any_incremental()) {
+    if (slabs.size() == 0 || !may_map(by)) return kNoBlock;
+    Bytes room = config.limit ? own_limit() > slabs.held() ? own_limit() - slabs.held() : 0 : ~Bytes{0};
+    room = round_down(std::min({room, slabs[0].size / kIncrementalShare, driver.memory().free}), kGranuleUnit);
+    if (room < size || !space.add_slab(room, true).ok()) return kNoBlock;
+    home.incremental_added();
+    count_reserved();
+  }
+  if (Place p = home.best_fit(kMainArena, size, by, false, kTries, kIncrementalPart))
+    return home.take(p, size, BlockKind::live);
+  const Home::Rise rise = home.rise_for(size, by, true);
+  if (!rise || rise.need > allowance()) return kNoBlock;
+  home.raise(rise.slab, rise.need);
+  count_reserved();
+  return home.take(home.at(rise.at, size, by), size, BlockKind::live);
 }
 
 BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts) {

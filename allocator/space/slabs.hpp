@@ -27,6 +27,7 @@ struct Slab {
   Bytes size = 0;
   Bytes mark = 0;                    // bytes from `base` that were ever used: the high-water mark
   std::vector<std::uint32_t> cells;  // GranuleIds, in address order
+  bool incremental = false;          // for what is reclaimed only
   bool open = false;
   Addr low_end = 0, high_start = 0;  // the gap
   Addr spare = 0;                    // where the bytes that were never needed are taken to lie
@@ -76,12 +77,16 @@ class Slabs {
       if (s.open) return true;
     return false;
   }
-  // Of an address below the mark: the parts of its slab it belongs to, as bits; 0: it is in the gap. `lo`: what is not in
-  // an open slab, and what lies below a gap; `hi`: above a gap.
-  unsigned part_of(Addr at, unsigned lo, unsigned hi) const {
+  // The slab that an address below a mark lies in, if that one has parts.
+  const Slab* parted(Addr at) const {
     for (const Slab& s : list_)
-      if (s.open && at - s.base < s.size) return at < s.low_end ? lo : at >= s.high_start ? hi : 0;
-    return lo;
+      if ((s.open || s.incremental) && at - s.base < s.size) return &s;
+    return nullptr;
+  }
+  bool any_incremental() const {
+    for (const Slab& s : list_)
+      if (s.incremental) return true;
+    return false;
   }
   Bytes held() const { return held_; }  // physical bytes, whole slabs
 

@@ -208,9 +208,10 @@ Status Space::move_home(GranuleId id, Addr at) {
   return {};
 }
 
-Status Space::add_slab(Bytes size) {
+Status Space::add_slab(Bytes size, bool incremental) {
   Status s = slabs_.add(size);
   if (!s.ok()) return s;
+  slabs_[slabs_.size() - 1].incremental = incremental;
   granule_count_++;
   created_++;
   count_view(size);

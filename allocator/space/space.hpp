@@ -77,7 +77,7 @@ class Space {
   // Contiguous backing. A new slab has nothing below its mark; raise() makes the next `bytes` of it cells, and tells which
   // are new (the last one so far may just have become larger).
   const Slabs& slabs() const { return slabs_; }
-  Status add_slab(Bytes size);
+  Status add_slab(Bytes size, bool incremental = false);
   void raise(std::size_t slab, Bytes bytes, std::vector<GranuleId>* fresh);
   Status give_back_slab(std::size_t slab);
   // Opens a slab (slabs.hpp), of which what is free from `low_end` to its end becomes the gap. Nothing more is reserved.

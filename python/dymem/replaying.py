@@ -25,7 +25,7 @@ def replay_recording(recording: Recording, *, limit: int | float | None = None, 
                      placement: str = "grouped") -> dict:
     """The JSON object of one trace, its figures as the C++ core counted them.
 
-    `placement`, one of PLACEMENTS: how the classes of blocks share a slab of the contiguous backing.
+    `placement`, one of PLACEMENTS: how the classes of blocks share memory.
     With `layout`, its key "layout" holds where everything lay, as bytes (allocator/replay/layout_watch.hpp)."""
     from dymem import _core
 

@@ -44,6 +44,8 @@ class Model:
         self.base, self.end, self.placement = base, end, placement
         self.blocks = {end - UNIT: (UNIT, HIGH)}
         self.squeeze = end - UNIT - base
+        self.apart, self.mark, self.apart_base = {}, 0, None  # the incremental slab, by offset
+        self.apart_size = (end - base) // 5 // (2 * MIB) * 2 * MIB
 
     def gap(self):
         low = max([at + size for at, (size, part) in self.blocks.items() if part == LOW], default=self.base)
@@ -61,6 +63,29 @@ class Model:
                     start = at + self.blocks[at][0]
             if stop > start:
                 yield stop - start, start, part
+
+    def malloc_apart(self, size):
+        """Best fit below the mark, then at the mark; None if it does not fit."""
+        holes, start = [], 0
+        for at in sorted(self.apart):
+            if at > start:
+                holes.append((at - start, start))
+            start = at + self.apart[at]
+        if self.mark - start == size:  # what ends at the mark goes on, unless it fits exactly
+            holes.append((size, start))
+        fits = sorted(hole for hole in holes if hole[0] >= size)
+        at = fits[0][1] if fits else start
+        if at + size > self.apart_size:
+            return None
+        self.apart[at] = size
+        self.mark = max(self.mark, at + size)
+        return at
+
+    def free(self, address):
+        if address in self.blocks:
+            del self.blocks[address]
+        else:
+            del self.apart[address - self.apart_base]
 
     def malloc(self, size, mobility):
         """Its address; None if it does not fit."""
@@ -97,18 +122,28 @@ def test_every_block_lies_where_the_rule_says(steps, placement):
             if held:
                 address = held.pop(which % len(held))
                 pool.free(address)
-                del model.blocks[address]
-        else:
-            held.append(pool.malloc(size, 0, what))
+                model.free(address)
+            continue
+        held.append(pool.malloc(size, 0, what))
+        offset = None
+        if placement == "two_ends" and what == "reclaimed":
+            offset = model.malloc_apart(block_bytes(size))
+        if offset is None:
             assert held[-1] == model.malloc(block_bytes(size), what)
-        assert pool.stats()["reserved_bytes"]["all"]["current"] == end - base - model.squeeze
+        else:
+            model.apart_base = held[-1] - offset if model.apart_base is None else model.apart_base
+            assert held[-1] - model.apart_base == offset
+        assert pool.stats()["reserved_bytes"]["all"]["current"] == end - base - model.squeeze + model.mark
     assert pool.audit() == []
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS, placement=st.sampled_from(PLACEMENTS))
 def test_a_pool_smaller_by_the_squeeze_gap_serves_the_same(steps, placement):
-    """The paper's sizing, without beta: what was reserved in a large pool is what a pool must have."""
+    """The paper's sizing, without beta: what was reserved in a large pool is what a pool must have. Of the main space: under a
+    limit the incremental one is what it leaves, so nothing is reclaimed here."""
+    steps = [("movable" if what == "reclaimed" else what, size, which) for what, size, which in steps]
+
     def serve(pool):
         held = []
         for what, size, which in steps:
@@ -221,6 +256,21 @@ def test_the_largest_free_block_is_had_without_growing_past_what_others_use():
     before = pool.stats()["reserved_bytes"]["all"]["current"]
     assert pool.malloc(8 * MIB, 2) == next_to_it
     assert pool.stats()["reserved_bytes"]["all"]["current"] == before and pool.audit() == []
+
+
+def test_the_incremental_space_is_a_slab_beside_the_first_where_there_is_room():
+    device = Device(capacity=GIB, bytes=False)
+    pool = make_pool(device, backing="contiguous", placement="two_ends")
+    base = pool.malloc(MIB, 0, "movable")
+    apart = pool.malloc(2 * MIB, 0, "reclaimed")
+    slabs = pool.stats()["slab_bytes"]["current"]
+    assert not base <= apart < base + 768 * MIB and slabs == 768 * MIB + 152 * MIB, "a fifth of the first"
+    assert pool.malloc(4 * MIB, 0, "movable") == base + MIB and pool.malloc(3 * MIB, 0, "reclaimed") == apart + 2 * MIB
+    pool.malloc(200 * MIB, 0, "reclaimed")  # too large for it: as a movable one
+    assert pool.stats()["segment"]["all"]["current"] == 2 and pool.audit() == []
+    limited = make_pool(Device(capacity=GIB, bytes=False), backing="contiguous", placement="two_ends", limit=64 * MIB)
+    base = limited.malloc(MIB, 0, "movable")
+    assert limited.malloc(MIB, 0, "reclaimed") == base + MIB, "the first slab has all of the limit"
 
 
 def test_a_placement_that_is_none():

@@ -76,9 +76,9 @@ def _replay(
                           help="Bytes to grow beyond that.")] = None,
     mobility: Annotated[str, typer.Option(metavar="recorded|hindsight", help="Classes of blocks as the trace has them "
                         "(snapshots have none), or what a perfect rule would have said of each.")] = "recorded",
-    placement: Annotated[str, typer.Option(metavar="best_fit|two_ends|by_size|grouped", help="How classes share one slab "
-                         "(contiguous backing): not at all, each its own end, small blocks and others each their own end, or "
-                         "what is short-lived at the far end.")] = "grouped",
+    placement: Annotated[str, typer.Option(metavar="best_fit|two_ends|by_size|grouped", help="How classes share memory: not "
+                         "at all; each with an end of its own (the paper's); small blocks at one end, others at the other; "
+                         "what is short-lived at the far end, or in what is free elsewhere.")] = "grouped",
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
