@@ -5,7 +5,8 @@
 
 namespace dymem {
 
-// How blocks of the classes share a slab, and granules as far as that has a meaning there (placement.hpp). Untagged blocks lie as in best_fit in all but the next two.
+// How blocks of the classes share a slab, and granules as far as that has a meaning there (placement.hpp). What is
+// untagged lies by best fit under best_fit and grouped.
 enum class Placement : std::uint8_t {
   best_fit,  // no classes (CNMeM)
   two_ends,  // the paper's: movable from the low end, temporary from the high end, neither in the other's part

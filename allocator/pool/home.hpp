@@ -1,10 +1,9 @@
 // Home: what is free, and block surgery. The one truth about free memory.
 //
 // Home blocks tile the home addresses of the space. Three arenas, each in a window of its own with its own free index:
-// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small. In a contiguous
-// pool everything is main: one range a slab (home_slabs.cpp).
-// take() cuts a block out of a run, release() gives it back and joins neighbours; both keep Granule::used and
-// Granule::first. Invariants B1-B3 (block.hpp), and
+// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small. In a
+// contiguous pool everything is main: one range a slab (home_slabs.cpp). take() cuts a block out of a run, release()
+// gives it back and joins neighbours; both keep Granule::used and Granule::first. Invariants B1-B3 (block.hpp), and
 //   H1  Granule::used = bytes of its blocks that are not free; Granule::first = the block covering Granule::home.
 //   H2  Free bytes + used bytes = reserved bytes of the arena's granules (of an open slab: and what is spare).
 // Lock: the pool's. Cost: O(1) index updates plus one step per granule the block touches (they grow with block size).
@@ -79,7 +78,8 @@ class Home {
   void incremental_added() { parts_ = true; }
   // Opens a slab for blocks of two kinds (slabs.hpp): one whose mark can still rise.
   void open_slab(std::size_t slab);
-  // Where `size` bytes usable by `by` fit in an open slab's gap, nearest to the low end or the high one; and the gap after.
+  // Where `size` bytes usable by `by` fit in an open slab's gap, nearest to the low end or the high one; and the gap
+  // after.
   struct GapPlace {
     Place place;
     Addr low_end = 0, high_start = 0;
@@ -87,8 +87,8 @@ class Home {
   };
   GapPlace gap_fit(std::size_t slab, Bytes size, StreamIndex by, bool high) const;
   Bytes largest_in_gap(const Slab& slab, StreamIndex by) const;  // at its low end, without growing
-  Bytes spanned(const Slab& slab) const;  // from its ends to the last blocks that are not free
-  std::size_t gap_at(Addr run) const;  // the slab whose gap this run is, or kNoSlab
+  Bytes spanned(const Slab& slab) const;                         // from its ends to the last blocks that are not free
+  std::size_t gap_at(Addr run) const;                            // the slab whose gap this run is, or kNoSlab
   BlockId take_gap(std::size_t slab, const GapPlace& where, Bytes size);
   bool slab_free(std::size_t slab) const;     // wholly, and not pinned
   bool slab_idle(std::size_t slab) const;     // … and no work uses it any more

@@ -116,7 +116,8 @@ class Pool {
   // U_f(j) of what is free now (unusable.hpp). Counted when asked, so not part of stats(), which is asked for often.
   UnusableFree unusable_free() const;
   Bytes reserved_peak() const;  // ever; one load
-  // Contiguous backing: what slabs that end where the present blocks do would have to hold; of an open slab all but its gap.
+  // Contiguous backing: what slabs that end where the present blocks do would have to hold; of an open slab all but its
+  // gap.
   Bytes spanned() const;
   void reset_peak_stats();
   void reset_accumulated_stats();

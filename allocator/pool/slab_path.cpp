@@ -1,10 +1,11 @@
 // Placement on the contiguous backing: address-ordered best fit over everything; no aliases, no arenas of their own.
 //
-// A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless, so
-// it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one taken.
-// The first block that belongs at a high end opens its slab: from then on it has two parts and a gap between them, and
-// placement.hpp says which of their holes a class may have (decision 0010). The gap is the last choice as the endless run was.
-// Waiting for other streams has its place between: see below. Cost: the fast path is one best fit, or two.
+// A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless,
+// so it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one
+// taken. The first block that belongs at a high end opens its slab: from then on it has two parts and a gap between
+// them, and placement.hpp says which of their holes a class may have (decision 0010). The gap is the last choice as the
+// endless run was. Waiting for other streams has its place between: see below. Cost: the fast path is one best fit, or
+// two.
 #include <algorithm>
 #include <cstdio>
 
@@ -31,8 +32,8 @@ BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility,
   return place_in_slab_slow(size, by, parts, lock);
 }
 
-// The incremental space: a slab beside the first, as large as that leaves and a fifth of it at most (the paper's 2 GB beside
-// 10), taken when a block for it first comes. Low to high, best fit; what does not fit is not its business.
+// The incremental space: a slab beside the first, as large as that leaves and a fifth of it at most (the paper's 2 GB
+// beside 10), taken when a block for it first comes. Low to high, best fit; what does not fit is not its business.
 BlockId Pool::Impl::try_incremental(Bytes size, StreamIndex by) {
   const Slabs& slabs = space.slabs();
   if (!slabs.any_incremental()) {

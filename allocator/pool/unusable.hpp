@@ -1,8 +1,9 @@
-// Unusable free space (HPDC 2020, section 3.3.1): U_f(j) = (TotalFree - sum over i >= j of 2^i k_i) / TotalFree, the share
-// of what is free that a request of 2^j bytes cannot use. 0: no fragmentation; 1: such a request must grow the pool.
+// Unusable free space (HPDC 2020, section 3.3.1): U_f(j) = (TotalFree - sum over i >= j of 2^i k_i) / TotalFree, the
+// share of what is free that a request of 2^j bytes cannot use. 0: no fragmentation; 1: such a request must grow the
+// pool.
 //
-// The paper counts free nodes by powers of two; nodes here are runs of any size, so a run counts, whole, for every power
-// it holds. Where granules can be mapped a second time, idle ones lying apart count as one node too: that is what
+// The paper counts free nodes by powers of two; nodes here are runs of any size, so a run counts, whole, for every
+// power it holds. Where granules can be mapped a second time, idle ones lying apart count as one node too: that is what
 // stitching makes of them. Streams are left out: what one of them would have to wait for is free all the same.
 // Pure; who fills it holds the pool's lock.
 #pragma once

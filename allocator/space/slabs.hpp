@@ -3,15 +3,15 @@
 // A slab is held whole from the moment it is made; how far up it was ever used is its *mark*. Nothing above the mark is
 // known to the pool, so that the last run below it can be told from a hole: it goes on for as long as the slab does.
 //
-// A slab whose blocks are grouped by class is *open*: blocks grow from both of its ends towards one another. All of it is
-// tiled by cells then, and what lies between the low and the high part is one free run, the *gap*. The smallest gap there
-// ever was (the paper's squeeze gap) was never needed: a slab smaller by that much would have done. It is not reserved, and
-// of the gap as many bytes are *spare*: not shown to who looks at the pool's memory.
+// A slab whose blocks are grouped by class is *open*: blocks grow from both of its ends towards one another. All of it
+// is tiled by cells then, and what lies between the low and the high part is one free run, the *gap*. The smallest gap
+// there ever was (the paper's squeeze gap) was never needed: a slab smaller by that much would have done. It is not
+// reserved, and of the gap as many bytes are *spare*: not shown to who looks at the pool's memory.
 //
 // Invariants
 //   S1  mark <= size; a mark falls only by giving the slab back. Bytes below it are tiled by cells (space.hpp).
-//   S3  Of an open slab mark = size. [low_end, high_start) is a whole run of free blocks, or empty; squeeze <= its size,
-//       and the `squeeze` bytes from `spare` on lie in it.
+//   S3  Of an open slab mark = size. [low_end, high_start) is a whole run of free blocks, or empty; squeeze <= its
+//       size, and the `squeeze` bytes from `spare` on lie in it.
 //   S2  No block, run or cell lies in two slabs, even where two slabs touch: each is an allocation of its own for IPC,
 //       registration and copies.
 // Lock: the pool's. Cost: a look-up is one step per slab; there is one, or a few.

@@ -9,7 +9,8 @@
 // records like those of granules, without handle or views, so that the blocks above need not know the difference.
 //
 // Invariants
-//   P1  reserved() = sum of the sizes of granules (contiguous backing: of cells, so of the slabs' marks; of an open slab
+//   P1  reserved() = sum of the sizes of granules (contiguous backing: of cells, so of the slabs' marks; of an open
+//   slab
 //       all but what is spare).
 //   P2  A region holds a granule at most once. A granule that is given back breaks the regions that saw it.
 //   P3  A driver call that fails leaves everything as it was: partial work is rolled back here; what the driver will
@@ -80,7 +81,8 @@ class Space {
   Status add_slab(Bytes size, bool incremental = false);
   void raise(std::size_t slab, Bytes bytes, std::vector<GranuleId>* fresh);
   Status give_back_slab(std::size_t slab);
-  // Opens a slab (slabs.hpp), of which what is free from `low_end` to its end becomes the gap. Nothing more is reserved.
+  // Opens a slab (slabs.hpp), of which what is free from `low_end` to its end becomes the gap. Nothing more is
+  // reserved.
   void open_slab(std::size_t slab, Addr low_end, std::vector<GranuleId>* fresh);
   void set_gap(std::size_t slab, Addr low_end, Addr high_start);
   static constexpr Bytes kCell = 16 * kMiB;
