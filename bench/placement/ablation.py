@@ -106,6 +106,15 @@ def failure_table(rows: list[dict]):
     return table
 
 
+def rounded(value):
+    """Floats to six digits after the point: a file that can be read, and compared."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
 def draw(rows: list[dict], paths: list[Path], folder: Path) -> None:
     pictures.pyplot()
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
             told = {"dymem": __version__, "mistaken": options.mistaken, "first": options.first, "rows": rows,
                     "summary": {name: summary(rows, name) for name in PLACEMENTS},
                     "failure_rates": {name: pictures.mean_rates(rows, name) for name in PLACEMENTS}}
-            write_bytes(options.json, json.dumps(told, indent=1).encode())
+            write_bytes(options.json, json.dumps(rounded(told), indent=1).encode())
         if options.pictures:
             draw(rows, paths, options.pictures)
     except DymemError as error:

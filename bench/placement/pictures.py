@@ -77,7 +77,7 @@ def draw_steps(name: str, by_step: dict[str, list[int]], target: Path) -> None:
     axes.set_ylabel("used memory, MiB (moving average)")
     axes.set_title(f"{name}: from the ends of the pool to the last blocks in use", loc="left", fontsize=10)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(fontsize=8, loc="lower right")
     figure.savefig(target, dpi=130)
     plt.close(figure)
 
