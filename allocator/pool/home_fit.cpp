@@ -54,7 +54,7 @@ void Home::each_run(int arena, Bytes size, bool high, Parts parts, F f) const {
       return is == want && f(e, high && !is);
     });
   };
-  if (!visit(false) && endless) visit(true);
+  if (!visit(false) && endless && !high) visit(true);  // what belongs at a high end opens the slab instead
 }
 
 unsigned Home::part_of(Addr at) const {

@@ -196,6 +196,17 @@ def test_the_far_end_of_the_slab_is_for_what_is_short_lived():
     assert pool.audit() == []
 
 
+def test_what_is_free_at_a_mark_is_no_hole_for_what_is_short_lived():
+    """Classes come after iterations without any: the first temporary block opens the slab, whatever is free at its mark."""
+    pool = make_pool(Device(capacity=GIB, bytes=False), backing="contiguous")
+    base = pool.malloc(2 * MIB, 0)
+    pool.free(pool.malloc(100 * MIB, 0))
+    slab = pool.stats()["slab_bytes"]["current"]
+    assert pool.malloc(30 * MIB, 0, "temporary") == base + slab - 30 * MIB
+    assert pool.malloc(70 * MIB, 0, "movable") == base + 2 * MIB
+    assert pool.stats()["reserved_bytes"]["all"]["current"] == 102 * MIB and pool.audit() == []
+
+
 def test_what_is_spare_is_nobodys_and_not_free_memory():
     pool, base, end = open_slab()
     middle = base + (end - base) // 2

@@ -85,6 +85,18 @@ def test_grouping_in_a_slab_without_a_limit(both):
     assert over_live(plain) == over_live(tagged, "best_fit"), "untagged blocks know no placement, best fit no classes"
 
 
+def test_classes_that_come_late_do_no_harm(both):
+    """As a program has them: none while its first iterations are looked at."""
+    plain, tagged = both
+    if plain.name in SEVERAL_STREAMS:
+        pytest.skip("what one stream waited for is not in a recording")
+    late = bytearray(tagged.events)
+    for index, event in enumerate(EVENT.iter_unpack(tagged.events)):
+        if event[4] == ALLOC and event[7] < 2:
+            late[index * EVENT.size + 33] = UNTAGGED
+    assert over_live(dataclasses.replace(tagged, events=late)) <= over_live(plain) + 0.3
+
+
 def test_a_pool_of_what_was_needed_is_enough(both):
     """initial - squeeze gap, with beta = 0: the same run fits a pool of that size, to the unit of slabs."""
     plain, tagged = both
