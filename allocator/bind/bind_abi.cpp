@@ -34,6 +34,9 @@ py::dict flat_stats(int device) {
   Pool* made = pool_if_made(device);
   py::dict flat;
   flatten(stats_dict(made ? made->stats() : PoolStats{}), "", flat);
+  py::dict unusable;
+  unusable["unusable_free"] = unusable_dict(made ? made->unusable_free() : UnusableFree{});
+  flatten(unusable, "", flat);
   const Imports mapped = imports(device);
   flat["imported_bytes"] = mapped.bytes;
   flat["imported_mappings"] = mapped.mappings;

@@ -203,7 +203,8 @@ void bind_pool(py::module_ m) {
             if (!pool.export_descriptors(token, first, count, &fds)) return py::none();
             return py::cast(fds);
           },
-          py::arg("token"), py::arg("first"), py::arg("count"), "Descriptors for the caller to close; None: no such token.")
+          py::arg("token"), py::arg("first"), py::arg("count"),
+          "Descriptors for the caller to close; None: no such token.")
       .def(
           "pin",
           [](Pool& pool, const py::object& address) {
@@ -249,6 +250,9 @@ void bind_pool(py::module_ m) {
           [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
           py::arg("stream") = 0)
       .def("stats", [](const Pool& pool) { return stats_dict(pool.stats()); })
+      .def(
+          "unusable_free", [](const Pool& pool) { return unusable_dict(pool.unusable_free()); },
+          "U_f: of what is free now, the share that a request of each power of two cannot use, as {'2^21': 0.03, ...}.")
       .def(
           "sleep",
           [](Pool& pool, const py::object& tags, const py::object& keep, bool drop_untagged) {

@@ -64,11 +64,12 @@ py::bytes raw_bytes(const std::vector<T>& values) {
   return py::bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// As bytes that numpy reads: u64 an event, u64 an event, and five u64 a change (replay/layout_watch.hpp).
+// As bytes that numpy reads: u64 an event three times over, and five u64 a change (replay/layout_watch.hpp).
 py::dict layout_dict(const ReplayLayout& layout) {
   py::dict d;
   d["addresses"] = raw_bytes(layout.address);
   d["reserved"] = raw_bytes(layout.reserved);
+  d["spanned"] = raw_bytes(layout.spanned);
   d["changes"] = raw_bytes(layout.changes);
   return d;
 }
@@ -96,6 +97,10 @@ py::dict result_dict(const ReplayResult& r) {
   d["malloc_ns_p99"] = r.malloc_ns_p99;
   d["free_ns_median"] = r.free_ns_median;
   d["free_ns_p99"] = r.free_ns_p99;
+  py::dict needed;
+  for (const auto& [iteration, bytes] : r.needed) needed[py::str(std::to_string(iteration))] = bytes;
+  d["needed_by_iteration"] = needed;
+  d["unusable_free"] = unusable_dict(r.unusable_free);
   d["audit"] = r.audit;
   d["stats"] = stats_dict(r.stats);
   return d;

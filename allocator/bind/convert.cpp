@@ -43,7 +43,15 @@ static Backing backing_from(const std::string& name) {
   throw InvalidArgument("'" + name + "' is no backing; the backings are auto, vmm and contiguous");
 }
 
-const char* pool_option_names() { return "limit, backing, alias, wait, debug, grow_ratio, grow_slack"; }
+static Placement placement_from(const std::string& name) {
+  if (name == "best_fit") return Placement::best_fit;
+  if (name == "two_ends") return Placement::two_ends;
+  if (name == "by_size") return Placement::by_size;
+  if (name == "grouped") return Placement::grouped;
+  throw InvalidArgument("'" + name + "' is no placement; there are best_fit, two_ends, by_size and grouped");
+}
+
+const char* pool_option_names() { return "limit, backing, alias, wait, debug, grow_ratio, grow_slack, placement"; }
 
 bool set_pool_option(PoolConfig* config, const std::string& key, const py::handle& value) {
   if (key == "limit") config->limit = to_u64(value, "limit");
@@ -53,6 +61,7 @@ bool set_pool_option(PoolConfig* config, const std::string& key, const py::handl
   else if (key == "debug") config->debug = to_bool(value, "debug");
   else if (key == "grow_ratio") config->grow_ratio = to_double(value, "grow_ratio");
   else if (key == "grow_slack") config->grow_slack = to_u64(value, "grow_slack");
+  else if (key == "placement") config->placement = placement_from(to_text(value, "placement"));
   else return false;
   return true;
 }
@@ -136,6 +145,13 @@ py::dict stats_dict(const PoolStats& s) {
   d["views_max"] = s.views_max;
   d["va_bytes"] = s.va_bytes;
   d["va_bytes_max"] = s.va_bytes_max;
+  return d;
+}
+
+py::dict unusable_dict(const UnusableFree& unusable) {
+  py::dict d;
+  for (int j = UnusableFree::kLeast; j <= UnusableFree::kMost; j++)
+    d[py::str("2^" + std::to_string(j))] = unusable.share(j);
   return d;
 }
 

@@ -26,6 +26,8 @@ const char* mobility_name(Mobility mobility);
 
 // {"allocation": {"all": {"current", "peak", "allocated", "freed"}, "small": …, "large": …}, …, "num_ooms": 0, …}
 pybind11::dict stats_dict(const PoolStats& stats);
+// {"2^9": 0.0, …, "2^46": 1.0}: the share of free bytes that a request of that size cannot use
+pybind11::dict unusable_dict(const UnusableFree& unusable);
 
 // Any contiguous bytes-like object whose length is a multiple of an event's.
 std::vector<TraceEvent> events_from_buffer(const pybind11::buffer& buffer);

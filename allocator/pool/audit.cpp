@@ -63,6 +63,24 @@ void Home::audit(std::vector<std::string>* broken) const {
   }
 }
 
+void Home::audit_gap(const Slab& slab, std::vector<std::string>* broken) const {
+  auto say = [&](const char* what) { broken->push_back(std::string("S3: ") + what); };
+  if (slab.mark != slab.size) say("an open slab has a mark that can rise");
+  if (slab.low_end < slab.base || slab.high_start < slab.low_end || slab.high_start > slab.end())
+    return say("a gap leaves its slab");
+  if (slab.squeeze > slab.gap() || slab.spare < slab.low_end || slab.spare + slab.squeeze > slab.high_start)
+    say("spare bytes lie outside the gap");
+  if (slab.gap()) {
+    const BlockId head = covering(slab.low_end);
+    const Block& h = blocks_[head];
+    if (!h.is_free() || h.at != slab.low_end || h.run_size != slab.gap() || run_head(head) != head)
+      say("the gap is no whole run");
+    return;
+  }
+  for (Addr at : {slab.low_end - 1, slab.high_start})
+    if (at >= slab.base && at < slab.end() && blocks_[covering(at)].is_free()) say("free bytes touch an empty gap");
+}
+
 void Stitcher::audit(std::vector<std::string>* broken) const {
   std::vector<std::uint32_t> held(space_.regions());
   const BlockTable& blocks = home_.blocks();
@@ -138,6 +156,7 @@ std::vector<std::string> Pool::audit() const {
       if (blocks[id].kind != BlockKind::filler || !p.asleep.dormitory.holds(p.space.granule_at(blocks[id].at)))
         broken.push_back("Y1: a filler lies in no sleeping granule");
     }
+    for (std::size_t i = 0; i < p.space.slabs().size(); i++) reserved -= p.space.slabs()[i].squeeze;
     same("bytes of fillers (Y1)", std::int64_t(fillers), std::int64_t(p.asleep.filler_bytes));
     same("reserved bytes (P1)", std::int64_t(reserved), std::int64_t(p.space.reserved()));
     same("reserved bytes in the statistics", std::int64_t(reserved), stats.reserved_bytes[kAll].current);
@@ -146,9 +165,10 @@ std::vector<std::string> Pool::audit() const {
     Bytes marks = 0, held = 0;
     for (std::size_t i = 0; i < p.space.slabs().size(); i++) {
       const Slab& slab = p.space.slabs()[i];
-      marks += slab.mark;
+      marks += slab.needed();
       held += slab.size;
       if (slab.mark > slab.size) broken.push_back("S1: a slab's mark lies past its end");
+      if (slab.open) p.home.audit_gap(slab, &broken);
       for (Addr edge : {slab.base, slab.end()}) {  // no block begins before the slab or ends past its mark
         BlockId id = slab.mark ? p.home.covering(edge == slab.base ? edge : edge - 1) : kNoBlock;
         if (id == kNoBlock) continue;

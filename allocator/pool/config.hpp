@@ -5,6 +5,15 @@
 
 namespace dymem {
 
+// How blocks of the classes share a slab, and granules as far as that has a meaning there (placement.hpp). What is
+// untagged lies by best fit under best_fit and grouped.
+enum class Placement : std::uint8_t {
+  best_fit,  // no classes (CNMeM)
+  two_ends,  // the paper's: movable from the low end, temporary from the high end, neither in the other's part
+  by_size,   // no classes: small blocks from the high end, others from the low end
+  grouped,   // movable in the low part only; temporary at the high end, or in what is free of the low part
+};
+
 struct PoolConfig {
   Bytes limit = 0;  // bytes the pool may hold of the device; 0 = none
   Backing backing = Backing::automatic;
@@ -16,6 +25,7 @@ struct PoolConfig {
   // times grow_ratio where several streams are at work.
   double grow_ratio = 0.003;
   Bytes grow_slack = 8 * kMiB;
+  Placement placement = Placement::grouped;  // for comparisons: no key of the user's
 };
 
 }  // namespace dymem

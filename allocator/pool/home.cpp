@@ -53,7 +53,8 @@ bool Home::may_join(const Block& x, const Block& y) const {
   bool a_finished = streams_.finished(a), b_finished = streams_.finished(b);
   if (a_finished && b_finished) return true;
   if (a.stream != b.stream) return false;
-  if (streams_.single()) return true;
+  // Not in an open slab: all of its gap would count as used by whoever freed a block beside it, once there are others.
+  if (streams_.single() && !open_) return true;
   if (a_finished || b_finished) return false;  // anyone may have that part now
   // One stream, two epochs: the older part would count as used as late as the younger one. Worth it where it is small;
   // large ones stay apart, since other streams can have them sooner.
@@ -256,6 +257,7 @@ BlockId Home::take(Place place, Bytes size, BlockKind kind) {
 
 void Home::release(BlockId id, LastUse last_use) {
   Block& b = blocks_[id];
+  if (__builtin_expect(open_, 0)) widen_gap(b);
   b.kind = BlockKind::free;
   b.last_use = last_use;
   b.slack = 0;

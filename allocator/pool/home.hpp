@@ -1,12 +1,11 @@
 // Home: what is free, and block surgery. The one truth about free memory.
 //
 // Home blocks tile the home addresses of the space. Three arenas, each in a window of its own with its own free index:
-// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small. In a contiguous
-// pool everything is main: one range a slab (home_slabs.cpp).
-// take() cuts a block out of a run, release() gives it back and joins neighbours; both keep Granule::used and
-// Granule::first. Invariants B1-B3 (block.hpp), and
+// main (movable from the low end of a run, temporary from the high end), incremental (reclaimed), small. In a
+// contiguous pool everything is main: one range a slab (home_slabs.cpp). take() cuts a block out of a run, release()
+// gives it back and joins neighbours; both keep Granule::used and Granule::first. Invariants B1-B3 (block.hpp), and
 //   H1  Granule::used = bytes of its blocks that are not free; Granule::first = the block covering Granule::home.
-//   H2  Free bytes + used bytes = reserved bytes of the arena's granules.
+//   H2  Free bytes + used bytes = reserved bytes of the arena's granules (of an open slab: and what is spare).
 // Lock: the pool's. Cost: O(1) index updates plus one step per granule the block touches (they grow with block size).
 #pragma once
 #include <optional>
@@ -15,6 +14,7 @@
 
 #include "pool/block.hpp"
 #include "pool/free_index.hpp"
+#include "pool/placement.hpp"
 #include "space/space.hpp"
 #include "stream/stream_table.hpp"
 
@@ -45,7 +45,7 @@ class Home {
   // Best fit over at most `tries` runs that have to be looked into (runs of one last use decide at once). With several
   // streams at work, a large block goes where `by` alone may go, if a run not much too large has such a place: see
   // own_fit.
-  Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64) const;
+  Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64, Parts parts = kAnyPart) const;
   Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
   Bytes free_bytes(int arena) const;
   // Is [at, at+size) free and usable by `by`; its run.
@@ -73,8 +73,23 @@ class Home {
     Addr at = 0;  // where that run begins
     explicit operator bool() const { return slab != Slabs::kNoSlab; }
   };
-  Rise rise_for(Bytes size, StreamIndex by) const;
+  Rise rise_for(Bytes size, StreamIndex by, bool incremental = false) const;
   void raise(std::size_t slab, Bytes bytes);  // and makes those bytes free, finished
+  void incremental_added() { parts_ = true; }
+  // Opens a slab for blocks of two kinds (slabs.hpp): one whose mark can still rise.
+  void open_slab(std::size_t slab);
+  // Where `size` bytes usable by `by` fit in an open slab's gap, nearest to the low end or the high one; and the gap
+  // after.
+  struct GapPlace {
+    Place place;
+    Addr low_end = 0, high_start = 0;
+    explicit operator bool() const { return bool(place); }
+  };
+  GapPlace gap_fit(std::size_t slab, Bytes size, StreamIndex by, bool high) const;
+  Bytes largest_in_gap(const Slab& slab, StreamIndex by) const;  // at its low end, without growing
+  Bytes spanned(const Slab& slab) const;                         // from its ends to the last blocks that are not free
+  std::size_t gap_at(Addr run) const;                            // the slab whose gap this run is, or kNoSlab
+  BlockId take_gap(std::size_t slab, const GapPlace& where, Bytes size);
   bool slab_free(std::size_t slab) const;     // wholly, and not pinned
   bool slab_idle(std::size_t slab) const;     // … and no work uses it any more
   Status give_back_slab(std::size_t slab);    // an idle one
@@ -104,6 +119,7 @@ class Home {
   void settle();
 
   void audit(std::vector<std::string>* broken) const;
+  void audit_gap(const Slab& slab, std::vector<std::string>* broken) const;
 
  private:
   struct Arena {
@@ -115,7 +131,10 @@ class Home {
   // contiguous pool a run at a mark that may rise is endless, unless it is exactly as large: larger than any other, and
   // without a high end.
   template <class F>
-  void each_run(int arena, Bytes size, bool high, F f) const;
+  void each_run(int arena, Bytes size, bool high, Parts parts, F f) const;
+  unsigned part_of(Addr at) const;  // as bits; none: of a gap
+  template <class F>
+  void each_run_of(Parts parts, Bytes size, bool high, F f) const;  // once a slab is open, or for the high part
   void index_run(BlockId head, BlockId tail, Bytes run_size);
   void unindex_run(BlockId head);
   void list_mixed(BlockId head);
@@ -123,7 +142,7 @@ class Home {
   bool own(BlockId b, StreamIndex by) const;
   // Most of [at, at+size), which begins in free block b: where small blocks lie between large ones, one does not tell.
   bool mostly_own(BlockId b, Addr at, Bytes size, StreamIndex by) const;
-  Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const;
+  Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries, Parts parts) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
   template <class F>
   void each_gap(const Arena& a, F f) const;
@@ -137,12 +156,16 @@ class Home {
   BlockId take_low(BlockId head, Bytes size, BlockKind kind);  // the usual case: the low end of a run's first block
   bool release_plain(BlockId id);  // the usual case: neighbours are runs of one block, or not free
   void insert_free(BlockId id);    // links are set; joins with free neighbours and indexes
+  void add_free(std::size_t slab, Addr from, Bytes bytes, const std::vector<GranuleId>& cells);
+  void widen_gap(const Block& b);  // which is about to become free
 
   Space& space_;
   StreamTable& streams_;
   BlockTable blocks_;
   Arena arenas_[Space::kArenas];
   bool marks_rise_ = true;
+  bool open_ = false;   // some slab is
+  bool parts_ = false;  // some slab is open or incremental
   std::vector<BlockId> settling_;
   std::vector<BlockId> mixed_;  // heads of runs of several blocks, some no longer so; all that settle() has to look at
   static constexpr std::size_t kMixedMin = 4096;

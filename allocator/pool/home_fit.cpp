@@ -39,8 +39,9 @@ Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
 }
 
 template <class F>
-void Home::each_run(int arena, Bytes size, bool high, F f) const {
+void Home::each_run(int arena, Bytes size, bool high, Parts parts, F f) const {
   const FreeIndex& index = arenas_[arena].index;
+  if (parts_ || parts == kHighPart) return each_run_of(parts, size, high, f);
   if (!space_.contiguous() || !marks_rise_) {
     index.from(size, [&](const FreeIndex::Entry& e) { return f(e, high); });
     return;
@@ -53,7 +54,31 @@ void Home::each_run(int arena, Bytes size, bool high, F f) const {
       return is == want && f(e, high && !is);
     });
   };
-  if (!visit(false) && endless) visit(true);
+  if (!visit(false) && endless && !high) visit(true);  // what belongs at a high end opens the slab instead
+}
+
+unsigned Home::part_of(Addr at) const {
+  const Slab* s = space_.slabs().parted(at);
+  if (!s) return kLowPart;
+  if (s->incremental) return kIncrementalPart;
+  return at < s->low_end ? kLowPart : at == s->low_end && s->gap() ? kNoPart : kHighPart;
+}
+
+// The same where runs are of parts, and gaps are left out: gap_fit is the way to those.
+template <class F>
+void Home::each_run_of(Parts parts, Bytes size, bool high, F f) const {
+  if (!space_.contiguous()) return;
+  const Slabs& slabs = space_.slabs();
+  bool endless = false;
+  auto visit = [&](bool want) {
+    return arenas_[kMainArena].index.from(size, [&](const FreeIndex::Entry& e) {
+      if (!(part_of(e.at) & parts)) return false;
+      bool is = marks_rise_ && e.size != size && slabs.ends_at_mark(e.at + e.size);
+      endless |= is;
+      return is == want && f(e, high && !is);
+    });
+  };
+  if (!visit(false) && endless && !high) visit(true);
 }
 
 // What a stream freed and the GPU has not finished with, it can have at once (stream order) and nobody else can. Taking
@@ -74,10 +99,10 @@ bool Home::mostly_own(BlockId b, Addr at, Bytes size, StreamIndex by) const {
   return false;
 }
 
-Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
+Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries, Parts parts) const {
   Place found;
   int fits = kOwnFits;
-  each_run(arena, size, high, [&](const FreeIndex::Entry& e, bool at_end) {
+  each_run(arena, size, high, parts, [&](const FreeIndex::Entry& e, bool at_end) {
     if (found && e.size > kOwnRunMost * size) return true;
     if (Place p = fit(e.head, size, by, at_end)) {
       BlockId b = p.head;
@@ -91,10 +116,10 @@ Place Home::own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries)
   return found;
 }
 
-Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries) const {
-  if (size >= kOwnMin && streams_.contended()) return own_fit(arena, size, by, high, tries);
+Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries, Parts parts) const {
+  if (size >= kOwnMin && streams_.contended()) return own_fit(arena, size, by, high, tries, parts);
   Place found;
-  each_run(arena, size, high, [&](const FreeIndex::Entry& e, bool at_end) {
+  each_run(arena, size, high, parts, [&](const FreeIndex::Entry& e, bool at_end) {
     found = fit(e.head, size, by, at_end);
     return bool(found) || --tries <= 0;
   });
@@ -105,7 +130,12 @@ Bytes Home::largest(int arena, StreamIndex by) const {
   Bytes best = 0;
   arenas_[arena].index.from_largest([&](const FreeIndex::Entry& e) {
     if (e.size <= best) return true;
+    if (parts_ && part_of(e.at) == kIncrementalPart) return false;
     Bytes n = 0;
+    if (const std::size_t slab = open_ ? gap_at(e.at) : Slabs::kNoSlab; slab != Slabs::kNoSlab) {
+      best = std::max(best, largest_in_gap(space_.slabs()[slab], by));
+      return false;
+    }
     for (BlockId b = e.head;; b = blocks_[b].next) {
       n = streams_.usable(blocks_[b].last_use, by) ? n + blocks_[b].size : 0;
       best = std::max(best, n);

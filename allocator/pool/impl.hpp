@@ -85,10 +85,13 @@ struct Pool::Impl {
 
   // --- slab_path.cpp
   BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
-  BlockId place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
-  BlockId try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock);
-  BlockId try_slab_fit(Bytes size, StreamIndex by, bool high);
-  BlockId try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to);
+  BlockId place_in_slab_slow(Bytes size, StreamIndex by, const PartsFor& parts, std::unique_lock<Lock>& lock);
+  BlockId try_slabs(Bytes size, StreamIndex by, const PartsFor& parts, std::unique_lock<Lock>& lock);
+  BlockId try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts);
+  BlockId try_incremental(Bytes size, StreamIndex by);
+  BlockId try_gap(Bytes size, StreamIndex by, bool high, Bytes up_to);
+  Bytes rise_needed(Bytes size, StreamIndex by) const;
+  BlockId try_raise(Bytes size, StreamIndex by, const PartsFor& parts, Bytes up_to);
   bool add_slab(Bytes size, std::unique_lock<Lock>& lock);
   bool give_back_idle_slabs();
   // --- waits.cpp: before growing past the budget by `fresh` bytes

@@ -58,6 +58,7 @@ void Pool::Impl::count_reserved() {
 BlockId Pool::Impl::place(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (__builtin_expect(debug != nullptr, 0)) return place_guarded(size, lock);
   if (space.contiguous()) return place_in_slab(size, by, mobility, lock);
+  if (mobility != Mobility::untagged) mobility = on_granules(config.placement, mobility, size);
   bool high = mobility == Mobility::temporary;
   if (size <= kSmallMax) {
     if (Place p = home.best_fit(kSmallArena, size, by, high)) return home.take(p, size, BlockKind::live);
@@ -440,6 +441,19 @@ Bytes Pool::largest_free(StreamId stream) const {
   StreamIndex by = p.streams.index(stream);
   if (Bytes n = p.home.largest(kMainArena, by); n > kSmallMax || p.space.contiguous()) return n;
   return std::min(p.home.largest(kSmallArena, by), kSmallMax);
+}
+
+Bytes Pool::spanned() const {
+  std::lock_guard lock(impl_->mutex);
+  const Impl& p = *impl_;
+  Bytes n = 0;
+  for (std::size_t i = 0; i < p.space.slabs().size(); i++) n += p.home.spanned(p.space.slabs()[i]);
+  return n;
+}
+
+Bytes Pool::reserved_peak() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->reserved_peak;
 }
 
 PoolStats Pool::stats() const {

@@ -17,18 +17,12 @@
 #include "driver/driver.hpp"
 #include "pool/config.hpp"
 #include "pool/exported_memory.hpp"
+#include "pool/mobility.hpp"
 #include "pool/sleep.hpp"
 #include "pool/stats.hpp"
+#include "pool/unusable.hpp"
 
 namespace dymem {
-
-// Dymem's classes (HPDC 2020, algorithm 3 and section 3.3.3): where in the pool a block belongs.
-enum class Mobility : std::uint8_t {
-  untagged,   // nothing known: as movable
-  movable,    // main space, from the low end
-  temporary,  // main space, from the high end
-  reclaimed,  // incremental space
-};
 
 enum class BlockState : std::uint8_t { free, live, pending };
 
@@ -121,6 +115,12 @@ class Pool {
   Bytes largest_free(StreamId stream) const;
 
   PoolStats stats() const;
+  // U_f(j) of what is free now (unusable.hpp). Counted when asked, so not part of stats(), which is asked for often.
+  UnusableFree unusable_free() const;
+  Bytes reserved_peak() const;  // ever; one load
+  // Contiguous backing: what slabs that end where the present blocks do would have to hold; of an open slab all but its
+  // gap.
+  Bytes spanned() const;
   void reset_peak_stats();
   void reset_accumulated_stats();
 

@@ -15,6 +15,11 @@ bool at_home(const Block& b) {
          b.kind == BlockKind::filler;
 }
 
+const Slab* open_slab_of(const Slabs& slabs, Addr at) {
+  const std::size_t i = slabs.of(at);
+  return i != Slabs::kNoSlab && slabs[i].open ? &slabs[i] : nullptr;
+}
+
 void add_free(PoolSegment* segment, Addr at, Bytes size) {
   if (segment->blocks.empty() || segment->blocks.back().state != BlockState::free) {
     segment->blocks.emplace_back().address = at;
@@ -50,13 +55,32 @@ std::vector<PoolSegment> Pool::segments(const std::function<void()>& meanwhile) 
       segment.stitched = true;
       add(&segment, describe(p, first));
     } else if (at_home(first) && (first.prev == kNoBlock || !at_home(blocks[first.prev]))) {
-      PoolSegment& segment = out.emplace_back();
-      segment.address = first.at;
-      segment.small = first.arena == kSmallArena;
+      const Slab* open = open_slab_of(p.space.slabs(), first.at);
+      const Addr spare = open ? open->spare : ~Addr{0}, spare_end = open ? spare + open->squeeze : spare;
+      auto begin = [&](Addr at) {
+        PoolSegment& segment = out.emplace_back();
+        segment.address = at;
+        segment.small = first.arena == kSmallArena;
+      };
+      bool fresh = true;
+      auto part = [&](Addr from, Addr to, const BlockInfo* held) {  // nothing of it is spare
+        if (from >= to) return;
+        if (fresh) begin(from);
+        fresh = false;
+        if (held) add(&out.back(), *held);
+        else add_free(&out.back(), from, to - from);
+      };
       for (BlockId b = id; b != kNoBlock && at_home(blocks[b]); b = blocks[b].next) {
         const Block& block = blocks[b];
-        if (block.is_free() || block.kind == BlockKind::filler) add_free(&segment, block.at, block.size);
-        else add(&segment, describe(p, block));
+        const Addr end = block.at + block.size;
+        if (!block.is_free() && block.kind != BlockKind::filler) {
+          const BlockInfo held = describe(p, block);
+          part(block.at, end, &held);
+          continue;
+        }
+        part(block.at, std::min(end, spare), nullptr);
+        if (spare < spare_end && block.at < spare_end && end > spare) fresh = true;  // what follows is not adjacent
+        part(std::max(block.at, spare_end), open ? end : 0, nullptr);
       }
     }
   }

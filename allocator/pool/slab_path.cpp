@@ -1,11 +1,12 @@
-// Placement on the contiguous backing: one address-ordered best fit over everything; no aliases, no arenas.
+// Placement on the contiguous backing: address-ordered best fit over everything; no aliases, no arenas of their own.
 //
-// A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless, so
-// it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one taken.
-// Movable and untagged blocks lie at the low end of their run. Temporary ones lie at its high end if there is a limit: the
-// endless run then ends where the limit stops the mark, and the two kinds grow towards one another. Without a limit
-// nobody knows where that is, and they lie low too: at the high ends of holes alone they cost more than they save.
-// Waiting for other streams has its place between: see below. Cost: the fast path is one best fit.
+// A request goes to the smallest run that holds it, the lowest of several; the run at a slab's mark counts as endless,
+// so it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one
+// taken. The first block that belongs at a high end opens its slab: from then on it has two parts and a gap between
+// them, and placement.hpp says which of their holes a class may have (decision 0010). The gap is the last choice as the
+// endless run was. Waiting for other streams has its place between: see below. Cost: the fast path is one best fit, or
+// two.
+#include <algorithm>
 #include <cstdio>
 
 #include "pool/impl.hpp"
@@ -13,30 +14,89 @@
 
 namespace dymem {
 
-constexpr int kAllTries = 1 << 20;
+constexpr int kTries = 64, kAllTries = 1 << 20;
+constexpr Bytes kIncrementalShare = 5;
 // A slab just taken may be gone to other threads when its notice has been written.
 constexpr int kSlabRounds = 4;
 
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
-  bool high = mobility == Mobility::temporary && config.limit;
-  if (Place p = home.best_fit(kMainArena, size, by, high)) return home.take(p, size, BlockKind::live);
-  return place_in_slab_slow(size, by, high, lock);
+  if (incremental(config.placement, mobility))
+    if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
+  const PartsFor parts = parts_for(config.placement, mobility, size);
+  if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.first))
+    return home.take(p, size, BlockKind::live);
+  if (parts.then)
+    if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.then))
+      return home.take(p, size, BlockKind::live);
+  if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;
+  return place_in_slab_slow(size, by, parts, lock);
 }
 
-BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, bool high) {
-  Place p = home.best_fit(kMainArena, size, by, high, kAllTries);
+// The incremental space: a slab beside the first, as large as that leaves and a fifth of it at most (the paper's 2 GB
+// beside 10), taken when a block for it first comes. Low to high, best fit; what does not fit is not its business.
+BlockId Pool::Impl::try_incremental(Bytes size, StreamIndex by) {
+  const Slabs& slabs = space.slabs();
+  if (!slabs.any_incremental()) {
+    if (slabs.size() == 0 || !may_map(by)) return kNoBlock;
+    Bytes room = config.limit ? own_limit() > slabs.held() ? own_limit() - slabs.held() : 0 : ~Bytes{0};
+    room = round_down(std::min({room, slabs[0].size / kIncrementalShare, driver.memory().free}), kGranuleUnit);
+    if (room < size || !space.add_slab(room, true).ok()) return kNoBlock;
+    home.incremental_added();
+    count_reserved();
+  }
+  if (Place p = home.best_fit(kMainArena, size, by, false, kTries, kIncrementalPart))
+    return home.take(p, size, BlockKind::live);
+  const Home::Rise rise = home.rise_for(size, by, true);
+  if (!rise || rise.need > allowance()) return kNoBlock;
+  home.raise(rise.slab, rise.need);
+  count_reserved();
+  return home.take(home.at(rise.at, size, by), size, BlockKind::live);
+}
+
+BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts) {
+  Place p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.first);
+  if (!p && parts.then) p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.then);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
 }
 
-BlockId Pool::Impl::try_raise(Bytes size, StreamIndex by, bool high, Bytes up_to) {
+// In an open slab's gap, as far as that leaves no more than `up_to` reserved.
+BlockId Pool::Impl::try_gap(Bytes size, StreamIndex by, bool high, Bytes up_to) {
+  for (std::size_t i = 0; i < space.slabs().size(); i++) {
+    const Slab& slab = space.slabs()[i];
+    if (!slab.open) continue;
+    const Home::GapPlace where = home.gap_fit(i, size, by, high);
+    if (!where) continue;
+    const Bytes gap = where.high_start - where.low_end;
+    const Bytes more = slab.squeeze > gap ? slab.squeeze - gap : 0;
+    if (space.reserved() + more > up_to) continue;
+    BlockId id = home.take_gap(i, where, size);
+    if (more) count_reserved();
+    return id;
+  }
+  return kNoBlock;
+}
+
+// By how much reserved would rise for it at least.
+Bytes Pool::Impl::rise_needed(Bytes size, StreamIndex by) const {
+  const Home::Rise rise = home.rise_for(size, by);
+  Bytes least = rise ? rise.need : ~Bytes{0};
+  for (std::size_t i = 0; i < space.slabs().size(); i++)
+    if (const Slab& slab = space.slabs()[i]; slab.open && slab.gap() >= size)
+      least = std::min(least, slab.squeeze > slab.gap() - size ? slab.squeeze - (slab.gap() - size) : 0);
+  return least == ~Bytes{0} ? 0 : least;
+}
+
+BlockId Pool::Impl::try_raise(Bytes size, StreamIndex by, const PartsFor& parts, Bytes up_to) {
+  if (BlockId id = try_gap(size, by, parts.high, up_to); id != kNoBlock) return id;
   Home::Rise rise = home.rise_for(size, by);
   if (!rise || space.reserved() + rise.need > up_to) return kNoBlock;
-  Bytes bytes = rise.need;
-  // Under a limit the far end is known: all the room there is becomes one run.
-  if (high) bytes = std::min(rise.room, round_down(allowance(), kBlockUnit));
-  home.raise(rise.slab, bytes);
+  if (parts.high) {  // what is free at the mark, and the room above it, become the gap
+    home.open_slab(rise.slab);
+    return try_gap(size, by, true, up_to);
+  }
+  home.raise(rise.slab, rise.need);
   count_reserved();
-  Place p = bytes > rise.need ? home.best_fit(kMainArena, size, by, high, kAllTries) : home.at(rise.at, size, by);
+  Place p = home.at(rise.at, size, by);
   DYMEM_CHECK(bool(p), "the mark rose and the request still fits nowhere");
   return home.take(p, size, BlockKind::live);
 }
@@ -83,21 +143,22 @@ bool Pool::Impl::give_back_idle_slabs() {
   return any;
 }
 
-BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock) {
-  BlockId id = try_slab_fit(size, by, high);
-  if (id == kNoBlock) id = try_raise(size, by, high, budget(size));
-  if (id == kNoBlock && wait_for_run(home.rise_for(size, by).need, size, by)) id = try_slab_fit(size, by, high);
-  if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
+BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, const PartsFor& parts, std::unique_lock<Lock>& lock) {
+  BlockId id = try_slab_fit(size, by, parts);
+  if (id == kNoBlock) id = try_raise(size, by, parts, budget(size));
+  if (id == kNoBlock && wait_for_run(rise_needed(size, by), size, by)) id = try_slab_fit(size, by, parts);
+  if (id == kNoBlock) id = try_raise(size, by, parts, space.reserved() + allowance());
   for (int round = 0; id == kNoBlock && round < kSlabRounds && may_map(by) && add_slab(size, lock); round++) {
-    id = try_slab_fit(size, by, high);
-    if (id == kNoBlock) id = try_raise(size, by, high, space.reserved() + allowance());
+    id = try_slab_fit(size, by, parts);
+    if (id == kNoBlock) id = try_raise(size, by, parts, space.reserved() + allowance());
   }
   return id;
 }
 
-BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, std::unique_lock<Lock>& lock) {
+BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, const PartsFor& parts,
+                                       std::unique_lock<Lock>& lock) {
   if (streams.any_capturing()) {  // nobody is waited for; a mark rises without any call of the driver
-    BlockId id = try_slabs(size, by, high, lock);
+    BlockId id = try_slabs(size, by, parts, lock);
     if (id != kNoBlock) return id;
     if (!may_map(by)) refuse_during_capture(size);
     stats.num_ooms++;
@@ -105,23 +166,23 @@ BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, bool high, st
   }
   look();
   note_peak();
-  BlockId id = try_slabs(size, by, high, lock);
+  BlockId id = try_slabs(size, by, parts, lock);
   if (id != kNoBlock) return id;
 
   stats.num_alloc_retries++;
   if (!streams.single()) {
     for (std::size_t s = 0; s < streams.size(); s++) streams.make_wait(by, StreamIndex(s));
     stats.num_stream_waits++;
-    if ((id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
+    if ((id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
   }
-  if (wait_for_everything() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
+  if (wait_for_everything() && (id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
   // An idle slab too small for the request stands in the way of one that is large enough.
-  if (give_back_idle_slabs() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
+  if (give_back_idle_slabs() && (id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
   for (int round = 0; round < kReclaimRounds && reclaimed(size, lock); round++) {
     if (streams.any_capturing()) break;
     look();
-    if ((id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
-    if (wait_for_everything() && (id = try_slabs(size, by, high, lock)) != kNoBlock) return id;
+    if ((id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
+    if (wait_for_everything() && (id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
   }
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));

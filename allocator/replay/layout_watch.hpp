@@ -25,6 +25,7 @@ static_assert(sizeof(LayoutChange) == 40);
 struct ReplayLayout {
   std::vector<Addr> address;    // by event: of an allocation, else 0
   std::vector<Bytes> reserved;  // by event: what the pool held after it
+  std::vector<Bytes> spanned;   // by event: Pool::spanned(), contiguous backing
   std::vector<LayoutChange> changes;
 };
 

@@ -71,6 +71,8 @@ class Replay {
       device_->advance_to(now_);
       if (options_.layout) watch_.at_event(i);
       if (!step(i)) break;
+      note_unusable();
+      if (slabs_ && events_[i].kind == TraceKind::alloc) note_needed(events_[i].iteration);
       if (options_.layout) note_layout(i);
       if (options_.audit_every != 0 && (i + 1) % options_.audit_every == 0) audit(pool_, &result_.audit);
       if (progress && (i + 1) % kProgressEvery == 0) progress(i + 1);
@@ -92,6 +94,19 @@ class Replay {
     const bool alloc = events_[index].kind == TraceKind::alloc;
     result_.layout.address.push_back(alloc ? address_[facts_.slot_of_event[index]] : 0);
     result_.layout.reserved.push_back(static_cast<Bytes>(pool_.stats().reserved_bytes[kAll].current));
+    result_.layout.spanned.push_back(pool_.spanned());
+  }
+
+  void note_needed(std::int32_t iteration) {
+    Bytes& most = result_.needed[iteration];
+    most = std::max(most, pool_.spanned());
+  }
+
+  void note_unusable() {
+    const Bytes peak = pool_.reserved_peak();
+    if (peak <= reserved_peak_) return;
+    reserved_peak_ = peak;
+    result_.unusable_free = pool_.unusable_free();
   }
 
   // One event; false: out of memory.
@@ -167,6 +182,8 @@ class Replay {
   std::vector<Addr> address_;  // by slot
   std::vector<std::uint32_t> malloc_ticks_, free_ticks_;
   Nanos now_ = 0;
+  Bytes reserved_peak_ = 0;
+  const bool slabs_ = options_.pool.backing == Backing::contiguous;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,10 @@ struct ReplayResult {
   double malloc_ns_median = 0, malloc_ns_p99 = 0, free_ns_median = 0, free_ns_p99 = 0;
   std::vector<std::string> audit;  // broken invariants; empty = sound
   PoolStats stats;
+  // Contiguous backing, of each iteration (-1: before the first): the most that its blocks spanned, so what a slab had
+  // to have for it; `slab_bytes` less that is the smallest gap.
+  std::map<std::int32_t, Bytes> needed;
+  UnusableFree unusable_free;  // at the moment at which reserved came to its peak
   ReplayLayout layout;  // as far as the replay came; empty unless asked for
 };
 

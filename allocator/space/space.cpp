@@ -208,9 +208,10 @@ Status Space::move_home(GranuleId id, Addr at) {
   return {};
 }
 
-Status Space::add_slab(Bytes size) {
+Status Space::add_slab(Bytes size, bool incremental) {
   Status s = slabs_.add(size);
   if (!s.ok()) return s;
+  slabs_[slabs_.size() - 1].incremental = incremental;
   granule_count_++;
   created_++;
   count_view(size);
@@ -222,6 +223,10 @@ void Space::raise(std::size_t i, Bytes bytes, std::vector<GranuleId>* fresh) {
   DYMEM_CHECK(bytes <= slab.room(), "a slab's mark cannot rise past its end");
   reserved_ += bytes;
   told(TraceKind::segment_alloc, slab.end(), bytes);
+  add_cells(slab, bytes, fresh);
+}
+
+void Space::add_cells(Slab& slab, Bytes bytes, std::vector<GranuleId>* fresh) {
   while (bytes) {
     if (slab.mark % kCell == 0) {
       GranuleId id = make_granule();
@@ -236,21 +241,54 @@ void Space::raise(std::size_t i, Bytes bytes, std::vector<GranuleId>* fresh) {
   }
 }
 
+void Space::open_slab(std::size_t i, Addr low_end, std::vector<GranuleId>* fresh) {
+  Slab& slab = slabs_[i];
+  DYMEM_CHECK(!slab.open, "a slab is opened once");
+  slab.spare = slab.end();
+  slab.squeeze = slab.room();
+  add_cells(slab, slab.room(), fresh);
+  slab.open = true;
+  slab.low_end = low_end;
+  slab.high_start = slab.end();
+}
+
+void Space::set_gap(std::size_t i, Addr low_end, Addr high_start) {
+  Slab& slab = slabs_[i];
+  slab.low_end = low_end;
+  slab.high_start = high_start;
+  const Addr from = slab.spare, to = from + slab.squeeze;
+  if (low_end <= from && to <= high_start) return;
+  // What is spare moves into the gap that is left, or shrinks with it; bytes come and go where it was and where it is.
+  const Bytes squeeze = std::min(slab.squeeze, slab.gap());
+  reserved_ += slab.squeeze - squeeze;
+  slab.squeeze = squeeze;
+  slab.spare = std::min(std::max(from, low_end), high_start - squeeze);
+  const Addr now = slab.spare, end = now + squeeze;
+  auto tell = [&](TraceKind kind, Addr a, Addr b) {
+    if (a < b) told(kind, a, b - a);
+  };
+  tell(TraceKind::segment_alloc, from, std::min(to, now));
+  tell(TraceKind::segment_alloc, std::max(from, end), to);
+  tell(TraceKind::segment_free, now, std::min(end, from));
+  tell(TraceKind::segment_free, std::max(now, to), end);
+}
+
 Status Space::give_back_slab(std::size_t i) {
-  const Addr base = slabs_[i].base;
-  const Bytes size = slabs_[i].size, mark = slabs_[i].mark;
-  const std::vector<GranuleId> cells = slabs_[i].cells;
+  const Slab before = slabs_[i];
   Status s = slabs_.give_back(i);
   if (!s.ok()) return s;
-  if (mark) told(TraceKind::segment_free, base, mark);
-  for (GranuleId id : cells) {
+  // What was spare was never told of.
+  const Addr spare = before.open ? before.spare : before.end(), end = before.end();
+  if (spare > before.base) told(TraceKind::segment_free, before.base, spare - before.base);
+  if (const Addr from = spare + before.squeeze; from < end) told(TraceKind::segment_free, from, end - from);
+  for (GranuleId id : before.cells) {
     granules_[id] = Granule{};
     spare_granules_.push_back(id);
   }
-  reserved_ -= mark;
+  reserved_ -= before.needed();
   granule_count_--;
   destroyed_++;
-  uncount_view(size);
+  uncount_view(before.size);
   return s;
 }
 

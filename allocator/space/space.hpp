@@ -9,7 +9,9 @@
 // records like those of granules, without handle or views, so that the blocks above need not know the difference.
 //
 // Invariants
-//   P1  reserved() = sum of the sizes of granules (contiguous backing: of cells, so of the slabs' marks).
+//   P1  reserved() = sum of the sizes of granules (contiguous backing: of cells, so of the slabs' marks; of an open
+//   slab
+//       all but what is spare).
 //   P2  A region holds a granule at most once. A granule that is given back breaks the regions that saw it.
 //   P3  A driver call that fails leaves everything as it was: partial work is rolled back here; what the driver will
 //       not undo either is kept as leftovers and undone before anything else is mapped.
@@ -76,9 +78,13 @@ class Space {
   // Contiguous backing. A new slab has nothing below its mark; raise() makes the next `bytes` of it cells, and tells which
   // are new (the last one so far may just have become larger).
   const Slabs& slabs() const { return slabs_; }
-  Status add_slab(Bytes size);
+  Status add_slab(Bytes size, bool incremental = false);
   void raise(std::size_t slab, Bytes bytes, std::vector<GranuleId>* fresh);
   Status give_back_slab(std::size_t slab);
+  // Opens a slab (slabs.hpp), of which what is free from `low_end` to its end becomes the gap. Nothing more is
+  // reserved.
+  void open_slab(std::size_t slab, Addr low_end, std::vector<GranuleId>* fresh);
+  void set_gap(std::size_t slab, Addr low_end, Addr high_start);
   static constexpr Bytes kCell = 16 * kMiB;
 
   Status add_region(const std::vector<GranuleId>& granules, RegionId* out);
@@ -122,6 +128,7 @@ class Space {
     return i == Slabs::kNoSlab ? kNone : slabs_[i].cells[(at - slabs_[i].base) / kCell];
   }
   GranuleId make_granule();
+  void add_cells(Slab& slab, Bytes bytes, std::vector<GranuleId>* fresh);
   void count_memory(const Granule& g, int by);  // the granule's memory was made (1) or given to the device (-1)
   void count_view(Bytes size);
   void uncount_view(Bytes size);

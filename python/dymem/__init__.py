@@ -29,7 +29,8 @@ def memory_stats(device: int = 0) -> dict:
     """Statistics of a device's pool: the names of `torch.cuda.memory_stats()`, then dymem's own; zeros before its use.
 
     held_bytes.torch, held_bytes.cupy … say who holds the live bytes: CuPy through dymem.cupy_allocator, programs in C by the
-    name that they give, PyTorch the rest.
+    name that they give, PyTorch the rest. unusable_free.2^21 …: of what is free, the share that a request of so many bytes
+    cannot use (HPDC 2020, section 3.3.1); 0 is no fragmentation.
     """
     from dymem import _core
 

@@ -10,6 +10,7 @@ from dymem.errors import InvalidArgument
 from dymem.trace import Recording
 
 LAG_MS = 10.0  # unless told otherwise
+PLACEMENTS = ("best_fit", "two_ends", "by_size", "grouped")  # dymem::Placement
 
 
 def lag_ns(lag_ms: float) -> int:
@@ -20,9 +21,11 @@ def lag_ns(lag_ms: float) -> int:
 
 def replay_recording(recording: Recording, *, limit: int | float | None = None, lag_ms: float = 10.0,
                      config: dict | None = None, audit_every: int = 0,
-                     progress: Callable[[int], None] | None = None, layout: bool = False) -> dict:
+                     progress: Callable[[int], None] | None = None, layout: bool = False,
+                     placement: str = "grouped") -> dict:
     """The JSON object of one trace, its figures as the C++ core counted them.
 
+    `placement`, one of PLACEMENTS: how the classes of blocks share memory.
     With `layout`, its key "layout" holds where everything lay, as bytes (allocator/replay/layout_watch.hpp)."""
     from dymem import _core
 
@@ -32,8 +35,8 @@ def replay_recording(recording: Recording, *, limit: int | float | None = None, 
         limit_bytes = math.ceil(limit * _core.trace.facts(recording.events)["occupied_peak_bytes"])
     options = {"limit": limit_bytes or 0, "backing": settings.backing, "alias": settings.alias,
                "wait": settings.wait, "grow_ratio": settings.grow_ratio, "grow_slack": settings.grow_slack,
-               "lag_ns": lag_ns(lag_ms), "audit_every": audit_every, "layout": layout}
+               "lag_ns": lag_ns(lag_ms), "audit_every": audit_every, "layout": layout, "placement": placement}
     result = _core.replay(recording.events, options, progress)
     return {"name": recording.name, "file": recording.file, "device": recording.device, **result,
             "limit_bytes": limit_bytes, "lag_ms": lag_ms, "alias": settings.alias, "backing": settings.backing,
-            "ignored_frees": recording.ignored_frees}
+            "placement": placement, "ignored_frees": recording.ignored_frees}

@@ -16,6 +16,7 @@ SCHEMA = {
     "driver_time_warm_us": (int, float), "trace_time_warm_us": (int, float), "views_max": int, "va_peak_bytes": int,
     "oom": (dict, type(None)), "malloc_ns_median": (int, float), "malloc_ns_p99": (int, float),
     "free_ns_median": (int, float), "free_ns_p99": (int, float), "lag_ms": (int, float),
+    "unusable_free": dict, "needed_by_iteration": dict, "placement": str,
 }
 
 

@@ -129,20 +129,6 @@ def test_small_blocks_lie_in_the_same_range():
     assert pool.malloc(MIB - 512, 0) == hole + 512
 
 
-@pytest.mark.parametrize("limit", [0, 512 * MIB], ids=["no limit", "limit"])
-def test_under_a_limit_temporary_blocks_lie_at_the_far_end_of_the_run_they_fit(limit):
-    device, pool = slabs(None, limit=limit)
-    base = pool.malloc(2 * MIB, 0)
-    (hole,) = holes(pool, [10 * MIB])
-    temporary, movable = pool.malloc(3 * MIB, 0, "temporary"), pool.malloc(3 * MIB, 0, "movable")
-    assert (temporary, movable) == ((hole + 7 * MIB, hole) if limit else (hole, hole + 3 * MIB))
-    mark = reserved(pool)
-    far = pool.malloc(20 * MIB, 0, "temporary")  # fits only where nothing was yet
-    assert far == (base + limit - 20 * MIB if limit else base + mark), "the far end is the limit's, where there is one"
-    assert pool.malloc(20 * MIB, 0) == (base + mark if limit else base + mark + 20 * MIB)
-    assert reserved(pool) == (limit or mark + 40 * MIB) and pool.audit() == []
-
-
 # --- further slabs
 
 

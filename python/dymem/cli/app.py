@@ -76,16 +76,20 @@ def _replay(
                           help="Bytes to grow beyond that.")] = None,
     mobility: Annotated[str, typer.Option(metavar="recorded|hindsight", help="Classes of blocks as the trace has them "
                         "(snapshots have none), or what a perfect rule would have said of each.")] = "recorded",
+    placement: Annotated[str, typer.Option(metavar="best_fit|two_ends|by_size|grouped", help="How classes share memory: not "
+                         "at all; each with an end of its own (the paper's); small blocks at one end, others at the other; "
+                         "what is short-lived at the far end, or in what is free elsewhere.")] = "grouped",
     audit: Annotated[int, typer.Option(metavar="N", help="Recount the whole pool after every N events; "
                      "0 = at the end only.")] = 0,
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device; needs no GPU.
 
-    What the options leave open is as DYMEM_CONF says.
+    What the options leave open is as DYMEM_CONF says. --json has, beside the table's figures, unusable_free: of what was
+    free when reserved came to its peak, the share that a request of 2^j bytes could not use ({"2^21": 0.03, ...}).
     """
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,
-                                 config={key: value for key, value in given.items() if value is not None}))
+                                 placement=placement, config={key: value for key, value in given.items() if value is not None}))
 
 
 @app.command("compare", context_settings={"allow_interspersed_args": False},

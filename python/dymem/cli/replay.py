@@ -14,7 +14,7 @@ from dymem.cli.console import BROKEN, complain, err, out, progress, write_json
 from dymem.cli.environment import replay_keys
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
-from dymem.replaying import lag_ns, replay_recording
+from dymem.replaying import PLACEMENTS, lag_ns, replay_recording
 from dymem.trace import load
 from dymem.trace.mobility import with_hindsight
 from dymem.writing import check_writable
@@ -38,7 +38,7 @@ def parse_limit(text: str | None) -> int | float | None:
 
 
 def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Path | None, audit_every: int,
-         config: dict, mobility: str = "recorded") -> int:
+         config: dict, mobility: str = "recorded", placement: str = "grouped") -> int:
     wanted_limit = parse_limit(limit)
     lag_ns(lag_ms)
     Config.from_mapping(config)
@@ -46,6 +46,8 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
         raise InvalidArgument("--audit counts events; write 0 for at the end only.")
     if mobility not in MOBILITIES:
         raise InvalidArgument(f"there is no mobility '{mobility}'; there are {' and '.join(MOBILITIES)}.")
+    if placement not in PLACEMENTS:
+        raise InvalidArgument(f"there is no placement '{placement}'; there are {', '.join(PLACEMENTS)}.")
     check_writable(json_file)
     inherited = replay_keys(takes_limit=True)
     wanted_limit = inherited.pop("limit", None) if limit is None else wanted_limit
@@ -60,7 +62,7 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
                         recording = dataclasses.replace(recording, events=with_hindsight(recording.events))
                     bar.update(task, description=recording.name, total=len(recording), completed=0)
                     results.append(replay_recording(
-                        recording, limit=wanted_limit, lag_ms=lag_ms, config=config, audit_every=audit_every,
+                        recording, limit=wanted_limit, lag_ms=lag_ms, config=config, audit_every=audit_every, placement=placement,
                         progress=lambda done: bar.update(task, completed=done)))
             except DymemError as error:
                 text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"

@@ -2,7 +2,8 @@
 
 From the marks of iterations and phases alone, so only for recordings that have them. Pure: events in, events out.
   temporary   freed in the phase of the iteration that allocated it (before the first iteration: freed before it)
-  movable     anything else
+  movable     freed in a later phase of that iteration: what waits for its backward
+  untagged    outlives its iteration: parameters, gradients, the optimizer's state
 Stands in for classes that a program gives while it runs, to tell what they are worth; no allocator could know them.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dymem.errors import TraceError
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
-MOVABLE, TEMPORARY = 1, 2  # dymem::Mobility
+UNTAGGED, MOVABLE, TEMPORARY = 0, 1, 2  # dymem::Mobility
 _MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
 
 
@@ -25,11 +26,11 @@ def with_hindsight(events: bytes | bytearray) -> bytearray:
         if kind == ALLOC:
             at = index * EVENT.size
             born[block] = at, iteration, phase
-            out[at + _MOBILITY_AT] = MOVABLE
+            out[at + _MOBILITY_AT] = UNTAGGED
         elif kind == FREE_REQUESTED and block in born:
             at, iteration_then, phase_then = born.pop(block)
-            if iteration == iteration_then and (iteration < 0 or phase == phase_then):
-                out[at + _MOBILITY_AT] = TEMPORARY
+            if iteration == iteration_then:
+                out[at + _MOBILITY_AT] = TEMPORARY if iteration < 0 or phase == phase_then else MOVABLE
     if not marked:
         raise TraceError("it has no marks of iterations, from which classes could be told; replay it without --mobility.")
     return out

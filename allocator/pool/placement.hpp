@@ -1,0 +1,63 @@
+// Where in a slab a block of a class goes: which holes it may have, in which order, and at which end. Pure.
+//
+// An open slab (slabs.hpp) has a low part and a high part with the gap between them. Holes of the parts named here are
+// tried in turn, best fit in each; failing that the block goes to the gap, at the end of the part it belongs to. The
+// gap is always last, so where a block goes does not depend on how large the slab is: `size - squeeze` is what a slab
+// must have.
+#pragma once
+#include "base/units.hpp"
+#include "pool/config.hpp"
+#include "pool/mobility.hpp"
+
+namespace dymem {
+
+// The incremental part is a slab of its own, which only two_ends has (the paper's incremental space, outside the main
+// one).
+enum Parts : std::uint8_t { kNoPart = 0, kLowPart = 1, kHighPart = 2, kAnyPart = 3, kIncrementalPart = 4 };
+
+struct PartsFor {
+  Parts first = kAnyPart, then = kNoPart;
+  bool high = false;  // at the high ends of holes and of the gap
+};
+
+constexpr Bytes kBySizeMax = kMiB;  // PyTorch's border between small and large
+
+// Blocks that go to the incremental part while there is room in it, and elsewhere lie as movable ones.
+constexpr bool incremental(Placement placement, Mobility mobility) {
+  return placement == Placement::two_ends && mobility == Mobility::reclaimed;
+}
+
+constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size) {
+  const bool temporary = mobility == Mobility::temporary;
+  switch (placement) {
+    case Placement::best_fit:
+      return {};
+    case Placement::two_ends:
+      return temporary ? PartsFor{kHighPart, kNoPart, true} : PartsFor{kLowPart, kNoPart, false};
+    case Placement::by_size:
+      return size <= kBySizeMax ? PartsFor{kHighPart, kNoPart, true} : PartsFor{kLowPart, kNoPart, false};
+    case Placement::grouped:
+      break;
+  }
+  // What lives long never goes among what is short-lived, where it would hold the high part open; what is short-lived
+  // may go anywhere, since it will be gone soon, its own part first. Nothing known: as if there were no parts.
+  if (temporary) return {kHighPart, kLowPart, true};
+  if (mobility == Mobility::untagged) return {};
+  return {kLowPart, kNoPart, false};
+}
+
+// Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there
+// that the low end could have shared, and those cannot be stitched (decision 0010).
+constexpr Bytes kHighMin = 8 * kMiB;
+
+// What a class counts as on granules, where addresses tell little and which blocks share granules tells all. Each
+// class's own end is an arena apart there: the incremental one, with what is reclaimed. Small blocks have an arena of
+// their own anyway.
+constexpr Mobility on_granules(Placement placement, Mobility mobility, Bytes size) {
+  if (placement == Placement::best_fit || placement == Placement::by_size) return Mobility::untagged;
+  if (mobility != Mobility::temporary) return mobility;
+  if (placement == Placement::two_ends) return Mobility::reclaimed;
+  return size < kHighMin ? Mobility::untagged : mobility;
+}
+
+}  // namespace dymem
