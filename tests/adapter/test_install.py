@@ -185,7 +185,13 @@ def test_settings_of_pytorchs_allocator_that_mean_nothing_are_named(script):
 def test_a_backend_chosen_for_pytorch_fails_no_allocation(first_build, variable, backend):
     # In a process of its own: PyTorch chooses while it is imported.
     code = f"""
+import sys
 import torch, dymem
+if {backend!r} == "cudaMallocAsync" and torch.__version__ < "2.12":
+    try:
+        torch.cuda.cudart().cudaMemGetInfo(0)
+    except Exception:
+        sys.exit("no driver: torch 2.11 asks it when it reads this setting, and fails without dymem too")
 dymem.install(driver="emulated", emulated_capacity="64MiB")
 from dymem import _torch
 for _ in range(2):
@@ -209,6 +215,8 @@ assert torch.cuda.get_allocator_backend() == "dymem"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("DYMEM_", "PYTORCH_"))}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True,
                           env={**clean, "DYMEM_CACHE": str(first_build.cache), variable: f"backend:{backend}"})
+    if done.stderr.startswith("no driver: "):
+        pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
 
 
