@@ -23,7 +23,8 @@ class Profile:
     """`with Profile() as profile:` around one iteration; afterwards `profile.facts`.
 
     host    False: memory of the pools that exist when it begins. True: this thread's memory of the CPU, and that of its
-            backward, for models that run there; a profiler of PyTorch's must then not begin or end within.
+            backward, for models that run there; refused while a profiler of PyTorch's runs on this thread, as one is
+            that begins within.
 
     An exception in the iteration passes through, and the facts are those up to it. Only one profile at a time in a
     process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host).
@@ -35,9 +36,9 @@ class Profile:
         self._facts: Facts | None = None
 
     def __enter__(self) -> Profile:
-        op_log = _op_log()
         if not self.host:
             _check_pools()
+        op_log = _op_log()
         self._log = self._facts = None
         op_log.start(self.host)
         return self
