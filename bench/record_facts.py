@@ -31,6 +31,7 @@ from dymem.mobility import RULES, Facts, Profile, classes
 from dymem.mobility.tagging import carried, shares, stamped, tagged
 from dymem.rivals import ALLOCATORS, exhausted
 from dymem.rivals.history import History
+from dymem.writing import check_folder
 
 WARM = 2  # iterations before the first that is profiled: libraries choose their algorithms, optimizers make their state
 
@@ -98,9 +99,9 @@ def profile_cost(seconds: list[float], profiled: list[int]) -> float | None:
 
 def main() -> int:
     arguments = parse_arguments()
-    arguments.conf = with_trace(arguments.conf if arguments.conf is not None else os.environ.get("DYMEM_CONF", ""))
     allocator = ALLOCATORS["dymem"]
     try:
+        arguments.conf = with_trace(arguments.conf if arguments.conf is not None else os.environ.get("DYMEM_CONF", ""))
         prepare_environment(allocator, 0, arguments.conf)
     except DymemError as error:
         stop(str(error))
@@ -114,6 +115,7 @@ def main() -> int:
     from dymem import _core
 
     try:
+        check_folder(arguments.out, "--out")  # not after the training
         allocator.install(None)
     except DymemError as error:
         stop(str(error))

@@ -13,7 +13,14 @@ namespace dymem {
 
 // The incremental part is a slab of its own, which only two_ends has (the paper's incremental space, outside the main
 // one).
-enum Parts : std::uint8_t { kNoPart = 0, kLowPart = 1, kHighPart = 2, kAnyPart = 3, kIncrementalPart = 4 };
+enum Parts : std::uint8_t {
+  kNoPart = 0,
+  kLowPart = 1,
+  kHighPart = 2,
+  kAnyPart = 3,
+  kIncrementalPart = 4,
+  kEveryPart = 7,  // where a request fits nowhere else
+};
 
 struct PartsFor {
   Parts first = kAnyPart, then = kNoPart;

@@ -4,8 +4,9 @@
 // so it is the last choice (decision 0007). Only then do marks rise, and only when no slab has room is a further one
 // taken. The first block that belongs at a high end opens its slab: from then on it has two parts and a gap between
 // them, and placement.hpp says which of their holes a class may have (decision 0010). The gap is the last choice as the
-// endless run was. Waiting for other streams has its place between: see below. Cost: the fast path is one best fit, or
-// two.
+// endless run was. Waiting for other streams has its place between: see below. Where neither is left, and before a
+// further slab, any hole will do: a class never fails where untagged memory would not. Cost: the fast path is one best
+// fit, or two.
 #include <algorithm>
 #include <cstdio>
 
@@ -148,6 +149,8 @@ BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, const PartsFor& parts,
   if (id == kNoBlock) id = try_raise(size, by, parts, budget(size));
   if (id == kNoBlock && wait_for_run(rise_needed(size, by), size, by)) id = try_slab_fit(size, by, parts);
   if (id == kNoBlock) id = try_raise(size, by, parts, space.reserved() + allowance());
+  // Nothing is left but holes of other classes: a block in the wrong part is better than none, or than a further slab.
+  if (id == kNoBlock) id = try_slab_fit(size, by, {kEveryPart});
   for (int round = 0; id == kNoBlock && round < kSlabRounds && may_map(by) && add_slab(size, lock); round++) {
     id = try_slab_fit(size, by, parts);
     if (id == kNoBlock) id = try_raise(size, by, parts, space.reserved() + allowance());

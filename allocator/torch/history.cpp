@@ -209,13 +209,23 @@ void History::update_watching() {
     else detach(device);
 }
 
+// In place of whoever listens now; a profile (op_log.hpp) that did says so when it ends. Numbers of blocks go on, for a
+// trace that is recorded.
+static void listen(Pool& pool, EventSink* to) {
+  for (;;) {
+    EventSink* const now = pool.recorder();
+    if (!now || !to) return pool.set_recorder(to);
+    if (pool.replace_recorder(now, to)) return;
+  }
+}
+
 void History::attach(int device) {
   Pool* const made = pool_if_made(device);
   if (!made || attached_[device]) return;
   Device* const sink = devices_[device].get();
   if (tracked_) made->keep_granules();
   sink->next = recorder(device);
-  if (!made->replace_recorder(sink->next, sink)) made->set_recorder(sink);
+  listen(*made, sink);
   attached_[device] = true;
 }
 
@@ -223,7 +233,7 @@ void History::detach(int device) {
   Pool* const made = pool_if_made(device);
   if (!made || !attached_[device]) return;
   Device* const sink = devices_[device].get();
-  if (!made->replace_recorder(sink, sink->next)) made->set_recorder(nullptr);
+  listen(*made, sink->next);
   attached_[device] = false;
 }
 

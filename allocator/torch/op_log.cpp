@@ -128,10 +128,12 @@ class OpLog::PoolTap final : public EventSink {
 class OpLog::HostTap final : public profiling::ProfilerStateBase {
  public:
   explicit HostTap(OpLog& log)
-      : ProfilerStateBase(profiling::ProfilerConfig(profiling::ProfilerState::Disabled, false, true)), log_(log) {}
+      : ProfilerStateBase(profiling::ProfilerConfig(profiling::ProfilerState::Disabled, false, true)),
+        log_(log),
+        run_(log.run_) {}
 
   void reportMemoryUsage(void* ptr, std::int64_t size, size_t, size_t, c10::Device device) override {
-    if (!device.is_cpu() || !log_.running()) return;
+    if (!device.is_cpu() || !log_.running() || log_.run_ != run_) return;  // left behind on some thread
     const auto at = reinterpret_cast<Addr>(ptr);
     if (size > 0) log_.add_memory(OpEntryKind::alloc, 0, at, Bytes(size), count_++, 0);
     else log_.add_memory(OpEntryKind::freed, 0, at, 0, kNone, 0);
@@ -140,15 +142,22 @@ class OpLog::HostTap final : public profiling::ProfilerStateBase {
 
  private:
   OpLog& log_;
+  const std::uint64_t run_;
   std::atomic<std::uint64_t> count_{0};
 };
 
 OpLog::OpLog() {
   // A child that is forked meanwhile (to load data) logs nothing, and its copy of a lock may be held by nobody it has.
   pthread_atfork(nullptr, nullptr, [] {
-    op_log().running_ = false;
-    new (&op_log().mutex_) std::mutex;
-    new (&op_log().control_) std::mutex;
+    OpLog& log = op_log();
+    log.running_ = false;
+    new (&log.mutex_) std::mutex;
+    new (&log.control_) std::mutex;
+    // Another thread may have been within them: left as they are, and not freed.
+    new (&log.entries_) decltype(log.entries_);
+    new (&log.name_numbers_) decltype(log.name_numbers_);
+    new (&log.names_) decltype(log.names_);
+    new (&log.streams_) decltype(log.streams_);
   });
 }
 
@@ -160,6 +169,11 @@ OpLog& op_log() {
 void OpLog::start(bool host) {
   std::lock_guard control(control_);
   if (running()) throw InvalidArgument("an iteration is being profiled already: end that profile first.");
+  // Its callbacks take whatever this thread has for a state of its own. What a profile left here is not in the way.
+  if (c10::DebugInfoBase* const other = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+      host && other && !dynamic_cast<HostTap*>(other))
+    throw InvalidArgument(
+        "a profiler of PyTorch's runs on this thread, and memory of the CPU is told to one profiler only: end it first.");
   {
     std::lock_guard lock(mutex_);
     entries_.clear();
@@ -201,13 +215,15 @@ OpLog::Result OpLog::stop() {
   running_.store(false, std::memory_order_release);
   Result result;
   if (host_) {
+    const auto kind = c10::DebugInfoKind::PROFILER_STATE;
+    const bool ours = c10::ThreadLocalDebugInfo::get(kind) == host_tap_.get();
+    host_tap_.reset();
     try {
-      c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
-    } catch (const c10::Error&) {
-      throw InvalidArgument(
-          "a profile of CPU memory must end on the thread that began it, and after every profiler that began within "
-          "it.");
+      if (ours) c10::ThreadLocalDebugInfo::_pop(kind);
+    } catch (const c10::Error&) {  // something else was pushed over it: it stays, and tells nothing
     }
+    if (!ours)
+      throw InvalidArgument("a profile of CPU memory must end on the thread that began it; begin it anew there.");
   } else {
     for (int device = 0; device < kDevicesMax; ++device)
       if (taps_[device] && pool_if_made(device)) result.displaced |= !taps_[device]->detach(*pool_if_made(device));

@@ -32,7 +32,7 @@ from dymem.cli.tables import new_table  # noqa: E402
 from dymem.errors import DymemError, InvalidArgument  # noqa: E402
 from dymem.replaying import PLACEMENTS  # noqa: E402
 from dymem.trace import load  # noqa: E402
-from dymem.writing import check_writable, write_bytes  # noqa: E402
+from dymem.writing import check_folder, check_writable, write_bytes  # noqa: E402
 
 STEPS_OF = "resnet32_nobn_cifar_b100"  # figure 15's network
 TITLES = {"best_fit": "best fit", "two_ends": "two ends", "by_size": "by size", "grouped": "grouped",
@@ -138,7 +138,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not 0 <= options.mistaken <= 1:
             raise InvalidArgument("--mistaken is a share of the classes, from 0 to 1.")
+        if options.first < 0:
+            raise InvalidArgument("--first is the number of an iteration, 0 or more.")
         check_writable(options.json)
+        check_folder(options.pictures, "--pictures")
         if options.pictures:
             pictures.pyplot()
         paths = options.traces or sorted(traces_dir().glob("*.xz"))

@@ -13,6 +13,7 @@ import zlib
 from typing import Callable
 
 from dymem.errors import TraceError
+from dymem.mobility.rules import NAMES
 from dymem.mobility.sizing import BETAS, Sizing, failure_rate, failures_with_restarts, needs, pool_size
 from dymem.replaying import PLACEMENTS, replay_recording
 from dymem.trace import Recording
@@ -26,10 +27,10 @@ _MOBILITY_AT = struct.calcsize("<qQQQB")
 
 
 def allocations(events: bytes):
-    """(where its class stands, size, class) of each allocation."""
+    """(where its class stands, size, class) of each allocation; a class that there is not is none, as in a replay."""
     for index, (_, _, size, _, kind, mobility, _, _) in enumerate(EVENT.iter_unpack(events)):
         if kind == ALLOC:
-            yield index * EVENT.size + _MOBILITY_AT, size, mobility
+            yield index * EVENT.size + _MOBILITY_AT, size, mobility if mobility < len(NAMES) else UNTAGGED
 
 
 def tagged(recording: Recording) -> tuple[Recording, str]:
@@ -150,12 +151,12 @@ def ablation(recording: Recording, *, mistaken: float = 0.0, first: int = 1,
         result = replay_recording(replayed)
         runs[name] = figures(replayed, result, first)
         progress()
-    shares = {UNTAGGED: 0, MOVABLE: 0, TEMPORARY: 0, 3: 0}
+    shares = [0] * len(NAMES)
     for _, size, mobility in allocations(with_classes.events):
         shares[mobility] += size
     return {"name": recording.name, "classes": source, "live_peak_bytes": result["live_peak_bytes"],
             "occupied_peak_bytes": result["occupied_peak_bytes"], "largest_request": largest_request(recording.events, first),
-            "class_bytes": dict(zip(("untagged", "movable", "temporary", "reclaimed"), shares.values())), "placements": runs}
+            "class_bytes": dict(zip(NAMES, shares)), "placements": runs}
 
 
 RUNS = len(PLACEMENTS) + 2  # replays of one row

@@ -92,6 +92,62 @@ assert profile().complete and _core.abi.pool(0).audit() == []
 """)
 
 
+def test_history_switched_meanwhile_leaves_the_recorder(script):
+    """A trace goes on, and numbers of blocks with it, whatever comes and goes while an iteration is profiled."""
+    script(STEP + """
+from dymem.trace.snapshot import ALLOC, EVENT
+def numbers():
+    return [e[1] for e in EVENT.iter_unpack(_core.abi.recorder(0).events()) if e[4] == ALLOC]
+for first in (True, False):
+    with Profile() as p:
+        step()
+        _torch.record_history(first)
+        step()
+    assert not p.facts.complete
+    step()
+assert numbers() == list(range(1 + 3 * 2 * 2)), numbers()
+assert profile().complete and _core.abi.pool(0).audit() == []
+""", conf="driver='emulated', emulated_capacity='64MiB', trace=True")
+
+
+def test_profiles_used_wrongly(script):
+    script(STEP + """
+from dymem.errors import InvalidArgument
+p = Profile()
+raises(InvalidArgument, lambda: p.__exit__(None, None, None), "has not begun")
+with p:
+    raises(InvalidArgument, p.__enter__, "already")
+    raises(InvalidArgument, lambda: Profile().__exit__(None, None, None), "has not begun")
+    step()
+assert p.facts.complete and len(p.facts.allocations) == 2
+raises(InvalidArgument, lambda: p.__exit__(None, None, None), "has ended")
+assert len(p.facts.allocations) == 2
+dropped = Profile()
+dropped.__enter__()
+del dropped
+assert not _torch.op_log.running() and profile().complete
+""")
+
+
+def test_child_that_leaves_a_profile(script):
+    """The code after a fork is the child's too: it goes on, without facts."""
+    script(STEP + """
+from dymem.errors import InvalidArgument
+try:
+    with Profile() as p:
+        pid = os.fork()
+        if pid:
+            step()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    if not pid:
+        raises(InvalidArgument, lambda: p.facts, "no facts yet")
+finally:
+    if not pid:
+        os._exit(sys.exc_info()[0] is not None)
+assert p.facts.complete and len(p.facts.allocations) == 2
+""")
+
+
 def test_out_of_memory_inside(script):
     script(STEP + """
 try:

@@ -45,6 +45,13 @@ def test_classes_of_its_own_come_before_hindsight(bench):
         rows.tagged(recording(trace((ALLOC, 0, 512, 0, -1))))
 
 
+def test_a_class_that_there_is_not_is_none(bench):
+    rows = bench("rows")
+    events = trace((ALLOC, 0, 512, 200, 0), (ALLOC, 1, 1024, TEMPORARY, 0), (FREE_REQUESTED, 0, 512, 0, 0))
+    assert [c for *_, c in rows.allocations(events)] == [UNTAGGED, TEMPORARY]
+    assert rows.ablation(recording(events))["class_bytes"] == {"untagged": 512, "movable": 0, "temporary": 1024, "reclaimed": 0}
+
+
 @given(share=st.floats(0, 1), seed=st.integers(0, 9))
 def test_mistakes_go_by_size_and_leave_the_rest(share, seed):
     rows = importlib.import_module("rows")
@@ -119,7 +126,8 @@ def test_pictures_of_the_paper(bench, tmp_path):
     assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("arguments, said", [(["--mistaken", "2"], "from 0 to 1"), (["nowhere.pickle"], "nowhere.pickle")])
+@pytest.mark.parametrize("arguments, said", [(["--mistaken", "2"], "from 0 to 1"), (["nowhere.pickle"], "nowhere.pickle"),
+                                             (["--first", "-1"], "0 or more"), (["--pictures", "/dev/null"], "no folder")])
 def test_bad_input_is_one_line(bench, arguments, said, capsys):
     assert bench("ablation").main(arguments) == 2
     assert said in capsys.readouterr().err

@@ -13,6 +13,7 @@ def test_help_names_what_it_writes(python, root):
 @pytest.mark.parametrize("options, words", [(["unet_b16", "--iterations", "2"], "more than --profile"),
                                             (["unet_b16", "--rule", "oracle"], "invalid choice"), ([], "workload"),
                                             (["unet_b16", "--profile", "-1"], "0 or more"),
+                                            (["unet_b16", "--conf", "gibberish"], "is not key:value"),
                                             (["nonsense"], "there is no workload 'nonsense'")])
 def test_bad_options_are_told_in_a_line(python, root, options, words):
     told = python(root / "bench" / "record_facts.py", *options, env={"PYTHONPATH": str(root / "python")})

@@ -248,6 +248,7 @@ static int run(std::uint64_t seed, int steps, bool bytes) {
   c.alias = rnd(4) != 0;
   c.wait = rnd(3) != 0;
   if (contiguous) c.backing = Backing::contiguous;
+  if (rnd(2)) c.placement = Placement(rnd(4));  // else the default
   bool debug = !contiguous && rnd(10) == 0;
   if (getenv("NODEBUG")) debug = false;
   c.debug = debug;

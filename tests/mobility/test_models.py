@@ -363,6 +363,51 @@ def test_profile_that_ends_on_another_thread_is_refused():
     assert told and profile_iteration(torch.ones, 4, host=True)[1].complete
 
 
+@pytest.mark.parametrize("kineto", [True, False])
+def test_beside_a_profiler_of_pytorch_it_is_refused(adapter, kineto):
+    """That one takes what the thread has for a state of its own: its callbacks would work on ours."""
+    with torch.autograd.profiler.profile(use_kineto=kineto) as other:
+        with pytest.raises(InvalidArgument, match="a profiler of PyTorch's"):
+            Profile(host=True).__enter__()
+        torch.ones(4).exp()
+    assert not adapter.op_log.running()
+    assert "aten::exp" in [event.name for event in other.function_events]
+    with Profile(host=True) as profile:
+        with pytest.raises(RuntimeError, match="already enabled"):
+            torch.autograd.profiler.profile(use_kineto=True).__enter__()
+        torch.ones(4).exp()
+    assert "aten::exp" in [n.name for n in profile.facts.nodes]
+
+
+def test_thread_that_kept_an_earlier_profile_tells_the_next_one_nothing(adapter):
+    """It was ended elsewhere, so this thread still reports to it; and may be profiled again."""
+    told = []
+
+    def thread() -> None:
+        profile = Profile(host=True)
+        profile.__enter__()
+        other = threading.Thread(target=lambda: pytest.raises(InvalidArgument, profile.__exit__, None, None, None))
+        other.start()
+        other.join()
+        ended.set()
+        again.wait()
+        kept.append(torch.ones(1000))
+        done.set()
+        outer.wait()
+        told.append(profile_iteration(torch.ones, 4, host=True)[1].complete)
+
+    kept, ended, again, done, outer = [], threading.Event(), threading.Event(), threading.Event(), threading.Event()
+    beside = threading.Thread(target=thread)
+    beside.start()
+    ended.wait()
+    with Profile(host=True) as profile:
+        again.set()
+        done.wait()
+    outer.set()
+    beside.join()
+    assert told == [True] and 4000 not in [a.bytes for a in profile.facts.allocations]
+
+
 def test_operator_that_outlives_the_profile(adapter):
     """It began under the profile and ends after it, on another thread."""
     began, go = threading.Event(), threading.Event()

@@ -226,6 +226,33 @@ def test_a_limit_counts_what_is_squeezed():
     assert low == base and pool.audit() == []
 
 
+@pytest.mark.parametrize("placement, mobility", [("grouped", "movable"), ("two_ends", "movable"), ("two_ends", "temporary"),
+                                                 ("by_size", "untagged")])
+def test_rather_a_hole_of_another_class_than_none(placement, mobility):
+    """At the limit a class takes what untagged memory would have, and no further slab comes before that."""
+    pool, base, end = open_slab(limit=40 * MIB, placement=placement)
+    small = placement == "by_size"
+    other = {"movable": "temporary", "temporary": "movable", "untagged": "untagged"}[mobility]
+    size = MIB if small else 10 * MIB
+    held = [pool.malloc(size, 0, other) for _ in range(39 if small else 3)]
+    for block in held[3:9] if small else held[1:2]:
+        pool.free(block)
+    wanted = 6 * MIB if small else size
+    block = pool.malloc(wanted, 0, mobility)
+    assert min(held) <= block <= max(held) and pool.stats()["slab_bytes"]["current"] == 40 * MIB
+    with pytest.raises(OutOfMemory):
+        pool.malloc(wanted, 0, mobility)
+    assert pool.audit() == []
+
+
+def test_what_is_reclaimed_leaves_its_slab_to_others_rather_than_fail():
+    pool, base, end = open_slab(placement="two_ends")
+    apart = [pool.malloc(4 * MIB, 0, "reclaimed") for _ in range(2)]
+    pool.free(apart[0])
+    pool.set_limit(pool.stats()["reserved_bytes"]["all"]["current"])
+    assert pool.malloc(4 * MIB, 0, "movable") == apart[0] and pool.audit() == []
+
+
 def test_an_open_slab_goes_when_it_is_idle():
     pool, base, end = open_slab()
     for mobility in CLASSES:

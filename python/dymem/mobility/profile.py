@@ -11,6 +11,8 @@ with and without. Facts are made of the log when they are first asked for, not w
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Callable, TypeVar
 
 from dymem.errors import InvalidArgument
@@ -23,29 +25,43 @@ class Profile:
     """`with Profile() as profile:` around one iteration; afterwards `profile.facts`.
 
     host    False: memory of the pools that exist when it begins. True: this thread's memory of the CPU, and that of its
-            backward, for models that run there; a profiler of PyTorch's must then not begin or end within.
+            backward, for models that run there; refused while a profiler of PyTorch's runs on this thread, as one is
+            that begins within.
 
     An exception in the iteration passes through, and the facts are those up to it. Only one profile at a time in a
-    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host).
+    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host). One that
+    is dropped without having been left ends then. A child that is forked within has no facts.
     """
 
     def __init__(self, host: bool = False) -> None:
         self.host = host
         self._log: dict | None = None
         self._facts: Facts | None = None
+        self._process: int | None = None  # that profiles, while one does
 
     def __enter__(self) -> Profile:
-        op_log = _op_log()
         if not self.host:
             _check_pools()
-        self._log = self._facts = None
+        op_log = _op_log()
         op_log.start(self.host)
+        self._log = self._facts = None
+        self._process = os.getpid()
         return self
 
     def __exit__(self, *raised: object) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            raise InvalidArgument("this profile has not begun, or has ended: `with` it around an iteration.")
+        if process != os.getpid():
+            return
         self._log = _op_log().stop() | {"host": self.host}
         if raised[0] is not None:
             self._log["raised"] = getattr(raised[0], "__name__", "exception")
+
+    def __del__(self) -> None:
+        if getattr(self, "_process", None) is not None and self._process == os.getpid():
+            with contextlib.suppress(Exception):  # one of host memory, on another thread; or Python is ending
+                _op_log().stop()
 
     @property
     def facts(self) -> Facts:

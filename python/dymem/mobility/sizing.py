@@ -19,7 +19,7 @@ GRANULE = 2 << 20  # slabs are multiples of it
 
 
 def pool_size(initial: int, squeeze_gap: int, beta: int = 0) -> int:
-    """Bytes of the pool after the first iteration, rounded up to 2 MiB, and never more than `initial` + `beta`.
+    """Bytes of the pool after the first iteration, rounded up to 2 MiB: at most `initial` + `beta`, so rounded.
 
     `initial`: bytes of the pool in which the first iteration ran; `squeeze_gap`: the smallest distance between its ends then.
     """
