@@ -147,6 +147,7 @@ PYBIND11_MODULE(_torch, m) {
         [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   bind_tools(m);
   bind_op_log(m);
+  bind_following(m);
   bind_stand_in(m);
 }
 
