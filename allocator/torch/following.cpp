@@ -5,6 +5,8 @@
 
 #include <array>
 #include <mutex>
+#include <new>
+#include <string>
 
 #include "torch/watching.hpp"
 

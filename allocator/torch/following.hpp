@@ -2,7 +2,8 @@
 // dymem.mobility.follow() switches on. One Tagger a device, never destroyed, like the pools.
 //
 //   W1  Off costs nothing: the adapter's one branch on who watches is there already (watching.hpp).
-//   W2  What is followed is what the profile saw, the pools' own: not what private pools take, nor other holders' blocks.
+//   W2  What is followed is what PyTorch asks of the pools: not what private pools take. Blocks of other holders
+//       (abi/holders.hpp) do not pass here; where the profile has some, a stream departs and is taken up again.
 //   W3  Nothing throws, and nothing is asked of a pool under a Tagger's lock.
 //   W4  Of a block the pool knows the stream, so nothing is kept for a block but in the Tagger's few last ones. It is asked
 //       before the block is freed, when nobody else can have its address.

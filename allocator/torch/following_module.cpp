@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "torch/following.hpp"

@@ -87,9 +87,12 @@ def between():
         take(64 * 1024)
 assert step() == ALL
 departed = step(between=between)
-assert departed[:6] == ALL[:6] and departed[6:9] == ["untagged"] * 3, departed
-assert departed[-6:] == ALL[-6:] and departed.count("untagged") <= 9, departed
-assert step() == ALL and following_stats()["departures"] >= 1
+assert departed[:6] == ALL[:6] and "untagged" in departed[6:9], departed
+after = list(zip(departed[9:], ALL[6:]))  # what was there before is older by three now: that departs once more
+assert all(tag in (meant, "untagged") for tag, meant in after) and sum(tag == meant for tag, meant in after) >= 9, after
+assert following_stats()["departures"] >= 1
+step()
+assert step() == ALL
 told.clear()
 try:
     step(between=lambda: 1 / 0)  # an iteration that ends in an exception
@@ -243,7 +246,7 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     assert follow(broken.facts) is False
 assert len(said) == 1 and "OutOfMemoryError" in str(said[0].message) and "untagged" in str(said[0].message)
-assert said[0].filename == "<string>" or "live.py" not in said[0].filename
+assert "live.py" not in said[0].filename
 assert step() == NOTHING and not following_stats()["following"]
 with Profile() as empty:
     pass
