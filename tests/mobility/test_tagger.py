@@ -182,6 +182,23 @@ def test_where_it_departs_it_is_untagged_and_then_taken_up_again():
     assert tagger.stats()["departures"] == 1
 
 
+@pytest.mark.parametrize("late", range(1, 12))
+def test_begun_in_the_middle(late):
+    """Of an iteration of twelve layers, each with an age of its own for what it frees."""
+    whole = Pattern()
+    for layer in range(12):
+        for step, tag in ((OTHER, MOVABLE), (ALIKE, TEMPORARY), (1 + layer, UNTAGGED)):
+            whole.add(step, tag)
+    tagger, held, told = tagger_of({0: whole}), [], []
+    for turn in range(late, 36):
+        layer = turn % 12
+        for size in (512 * (1 + turn), 512 * (1 + turn)):
+            held.append(len(held) + 1)
+            told.append(tagger.alloc(0, size, held[-1]))
+        tagger.free(0, held[-1 - layer] if layer < len(held) else 10**6)  # of before, whose age is not known
+    assert told[24:] == [MOVABLE, TEMPORARY] * (len(told[24:]) // 2) and tagger.stats()["departures"] > 0
+
+
 def test_a_request_that_fails_is_no_step():
     tagger = tagger_of({0: LOOP})
     for i in range(3):
