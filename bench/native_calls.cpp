@@ -1,6 +1,7 @@
 // A recorded sequence of calls through two allocators in one process, every call timed by itself:
 //   native  PyTorch's own, through c10::cuda::CUDACachingAllocator (only if built with DYMEM_BENCH_TORCH)
-//   dymem   Pool, on the CUDA driver, or on the emulated one (accounting) where there is no GPU
+//   dymem   Pool, on the CUDA driver, or on the emulated one (accounting) where there is no GPU; and the same pool with
+//           its calls followed along a profiled iteration (pool/tagger.hpp), as the adapter then does
 //
 // A pass replays the whole sequence and then frees, untimed, what the sequence left. Both keep their memory between
 // passes, so that a timed pass finds what a running training finds. Nothing is launched on the GPU: what is timed is
@@ -13,12 +14,14 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "driver/driver.hpp"
 #include "driver/emulated.hpp"
 #include "pool/pool.hpp"
+#include "pool/tagger.hpp"
 #include "replay/call_timer.hpp"
 
 #ifdef DYMEM_BENCH_TORCH
@@ -93,10 +96,33 @@ class DymemTarget {
   void trim() { pool_->trim(); }
   std::int64_t reserved_bytes() const { return pool_->stats().reserved_bytes[dymem::kAll].current; }
   std::vector<std::string> audit() const { return pool_->audit(); }
+  dymem::Pool& pool() { return *pool_; }
 
  private:
   std::unique_ptr<dymem::Driver> driver_;
   std::unique_ptr<dymem::Pool> pool_;
+};
+
+class FollowedTarget {
+ public:
+  FollowedTarget(DymemTarget& dymem, dymem::Tagger& tagger) : dymem_(dymem), tagger_(tagger) {}
+  void* allocate(Bytes size, dymem::StreamId stream) {
+    const dymem::Mobility mobility = tagger_.next(stream, size);
+    const Addr at = dymem_.pool().malloc(size, stream, mobility);
+    tagger_.allocated(stream, size, at, mobility);
+    return reinterpret_cast<void*>(at);
+  }
+  void release(void* block) {
+    dymem::BlockInfo info;
+    const auto at = reinterpret_cast<Addr>(block);
+    if (dymem_.pool().find(at, &info)) tagger_.freed(info.stream, at);
+    dymem_.release(block);
+  }
+  std::int64_t driver_calls() const { return dymem_.driver_calls(); }
+
+ private:
+  DymemTarget& dymem_;
+  dymem::Tagger& tagger_;
 };
 
 #ifdef DYMEM_BENCH_TORCH
@@ -131,7 +157,7 @@ class Calls {
       throw std::invalid_argument("the columns op, block, size and stream must be equally long");
     const auto ops = op.unchecked<1>(), blocks = block.unchecked<1>(), sizes = size.unchecked<1>(),
                streams = stream.unchecked<1>();
-    std::unordered_map<std::int64_t, dymem::StreamId> real;
+    auto& real = real_;
     for (py::ssize_t i = 0; i < n; ++i) {
       if (blocks(i) < 0) throw std::invalid_argument("block numbers must not be negative");
       if (ops(i) == kAlloc && !real.count(streams(i))) real[streams(i)] = make_stream(streams(i), driver);
@@ -142,6 +168,22 @@ class Calls {
   }
 
   py::dict dymem_pass(Bytes large) { return as_dict(replay(dymem_, large)); }
+  // Of each stream's profiled iteration (as numbered in the recording), its steps and classes as bytes.
+  void follow(const std::vector<std::tuple<std::int64_t, std::string, std::string>>& patterns) {
+    std::vector<dymem::StreamPattern> all;
+    for (const auto& [stream, steps, classes] : patterns)
+      all.push_back({real_.at(stream), {steps.begin(), steps.end()}, {classes.begin(), classes.end()}});
+    dymem::Tagger::check(all);
+    tagger_.follow(all);
+  }
+  py::dict followed_pass(Bytes large) {
+    FollowedTarget target(dymem_, tagger_);
+    return as_dict(replay(target, large));
+  }
+  double tagged_share() const {
+    const dymem::FollowingStats s = tagger_.stats();
+    return s.allocations ? double(s.tagged) / double(s.allocations) : 0;
+  }
   py::dict native_pass() {
 #ifdef DYMEM_BENCH_TORCH
     if (!native_) native_ = std::make_unique<NativeTarget>();
@@ -216,6 +258,8 @@ class Calls {
 #ifdef DYMEM_BENCH_TORCH
   std::unique_ptr<NativeTarget> native_;
 #endif
+  dymem::Tagger tagger_;
+  std::unordered_map<std::int64_t, dymem::StreamId> real_;  // streams, by their number in the recording
   std::vector<Call> calls_;
   std::size_t blocks_ = 0, streams_ = 0;
 };
@@ -230,6 +274,9 @@ PYBIND11_MODULE(native_calls, m) {
           py::arg("op"), py::arg("block"), py::arg("size"), py::arg("stream"), py::arg("driver"), py::arg("device") = 0,
           py::arg("emulated_capacity") = 64 * dymem::kGiB)
       .def("dymem_pass", &Calls::dymem_pass, py::arg("large"))
+      .def("follow", &Calls::follow)
+      .def("followed_pass", &Calls::followed_pass, py::arg("large"))
+      .def_property_readonly("tagged_share", &Calls::tagged_share)
       .def("native_pass", &Calls::native_pass)
       .def("trim", &Calls::trim)
       .def("audit", &Calls::audit)

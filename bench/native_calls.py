@@ -3,6 +3,7 @@
     python bench/native_calls.py                             # on a GPU: native and dymem, alternating
     python bench/native_calls.py --driver emulated           # without one: dymem alone, on the emulated driver
     python bench/native_calls.py --trace resnet50_b128 --rounds 5 --json calls.json
+    python bench/native_calls.py --driver emulated --followed  # and with dymem.mobility.follow() on
 
 The first pass through a sequence warms both; then timed passes alternate. Medians and 99th percentiles are over all
 calls of all timed passes. For blocks of 64 MiB and more, the calls that asked nothing of the driver are also shown by
@@ -37,6 +38,24 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     events = events[(events["kind"] == ALLOC) | (events["kind"] == FREE_REQUESTED)]
     return {"op": events["kind"].astype(np.int64), **{name: events[name].astype(np.int64)
                                                       for name in ("block", "size", "stream")}}
+
+
+def patterns(path: Path) -> list[tuple[int, bytes, bytes]]:
+    """What each stream did in the recording's iteration 2, with hindsight's classes, as native_calls.cpp takes it."""
+    from dymem.mobility.following import Pattern, Steps
+    from dymem.trace import load
+    from dymem.trace.mobility import with_hindsight
+
+    found: dict[int, tuple[Pattern, Steps]] = {}
+    for event in np.frombuffer(with_hindsight(load(path)[0].events), EVENT):
+        if event["iteration"] != 2 or event["kind"] not in (ALLOC, FREE_REQUESTED):
+            continue
+        pattern, steps = found.setdefault(int(event["stream"]), (Pattern(), Steps()))
+        if event["kind"] == ALLOC:
+            pattern.add(steps.alloc(int(event["block"]), int(event["size"])), int(event["mobility"]))
+        else:
+            pattern.add(steps.free(int(event["block"])))
+    return [(stream, bytes(step & 0xff for step in p.steps), bytes(p.classes)) for stream, (p, _) in found.items()]
 
 
 def peak_live_bytes(column: dict[str, np.ndarray]) -> int:
@@ -85,14 +104,21 @@ def compare(module, name: str, path: Path, options: argparse.Namespace, native: 
         if native:
             calls.native_pass()
         calls.dymem_pass(LARGE)
-    passes: dict[str, list[dict[str, np.ndarray]]] = {"native": [], "dymem": []}
+    if options.followed:
+        calls.follow(patterns(path))
+        calls.followed_pass(LARGE)
+    passes: dict[str, list[dict[str, np.ndarray]]] = {"native": [], "dymem": [], "followed": []}
     for _ in range(options.rounds):
         if native:
             passes["native"].append(timed(calls.native_pass))
         passes["dymem"].append(timed(dymem_pass))
+        if options.followed:
+            passes["followed"].append(timed(lambda: calls.followed_pass(LARGE)))
     row: dict[str, object] = {"name": name, "calls": len(column["op"]), "rounds": options.rounds, "streams": calls.streams,
                               "live_peak_bytes": live, "given_back_between": apart, "empty_measurement_ns": calls.empty_ns,
                               "dymem": figures(column, passes["dymem"]), "audit": calls.audit()}
+    if options.followed:
+        row["followed"] = figures(column, passes["followed"]) | {"tagged_share": calls.tagged_share}
     if native:
         row["native"] = figures(column, passes["native"])
         row["ratio"] = {f"{call}_{q}": row["dymem"][call][f"{q}_ns"] / row["native"][call][f"{q}_ns"]
@@ -118,6 +144,8 @@ def line(row: dict) -> str:
     if large and large["malloc_without_driver"]["calls"]:
         text += (f"   >= 64 MiB without driver: p99 {large['malloc_without_driver']['p99_ns']:.0f} / "
                  f"{large['free_without_driver'].get('p99_ns', 0):.0f} ns ({large['without_driver']} of {large['calls']})")
+    if "followed" in row:
+        text += f"\n{'':<26} followed {pair('followed')}   {row['followed']['tagged_share']:.1%} of the allocations tagged"
     if "native" in row:
         ratio = row["ratio"]
         text += (f"\n{'':<26} native {pair('native')}   dymem / native: malloc {ratio['malloc_median']:.2f}, p99 "
@@ -140,6 +168,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Times single calls of PyTorch's allocator and dymem's pool.")
     parser.add_argument("--trace", action="append", help="a bundled recording's name or a file; may be repeated")
     parser.add_argument("--driver", choices=("cuda", "emulated"), default="cuda")
+    parser.add_argument("--followed", action="store_true", help="time the pool with its calls followed, too")
     parser.add_argument("--rounds", type=int, default=3, help="timed passes of each allocator")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)

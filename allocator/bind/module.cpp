@@ -79,7 +79,9 @@ PYBIND11_MODULE(_core, m) {
   py::register_exception_translator(&dymem::translate);
   m.def("out_of_memory_sentence", &dymem::sentence_of, "What users see of figures (bytes) given by name.");
   dymem::bind_driver(m.def_submodule("driver", "Devices: the CUDA driver, the emulation, and their decorators."));
-  dymem::bind_pool(m.def_submodule("pool", "The pool itself, on any driver."));
+  pybind11::module_ pool = m.def_submodule("pool", "The pool itself, on any driver.");
+  dymem::bind_pool(pool);
+  dymem::bind_tagger(pool);
   dymem::bind_trace(m.def_submodule("trace", "dymem's own trace format."), m);
   dymem::bind_abi(m.def_submodule("abi", "The pools of this process and their configuration."));
 }

@@ -16,7 +16,9 @@
 
 #include "abi/entry.hpp"
 #include "abi/peer_driver.hpp"
+#include "torch/following.hpp"
 #include "torch/history.hpp"
+#include "torch/watching.hpp"
 
 namespace dymem {
 namespace {
@@ -115,17 +117,34 @@ void TorchAllocator::current_place(int* device, StreamId* stream) const {
 
 void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
   if (size == 0) return nullptr;
-  return history_watches() ? malloc_watched(size, device, stream) : malloc_unwatched(size, device, stream);
+  return watched() ? malloc_watched(size, device, stream) : malloc_unwatched(size, device, stream);
 }
 
 void* TorchAllocator::malloc_watched(size_t size, int device, StreamId stream) {
+  if (watching() & Watch::history) return malloc_in_history(size, device, stream);
+  if (Forwarded::any_open()) return malloc_beside_private_pools(size, device, stream);
+  return malloc_followed(size, device, stream);
+}
+
+void* TorchAllocator::malloc_in_history(size_t size, int device, StreamId stream) {
   try {
     if (!pool_if_made(device)) (void)pool(device);  // so that history hears of its first granules
   } catch (const Error&) {
-    // malloc_unwatched() meets it again, and says so
+    // malloc_in_pool() meets it again, and says so
   }
   History::Call call(history(), device, History::Doing::allocate);
-  return malloc_unwatched(size, device, stream);
+  if (Forwarded::any_open()) return malloc_beside_private_pools(size, device, stream);
+  return malloc_followed(size, device, stream);
+}
+
+// With its class, if allocations are followed. What spare MemPools gave is none of the pool's.
+void* TorchAllocator::malloc_followed(size_t size, int device, StreamId stream) {
+  if (!(watching() & Watch::following) || !pool_if_made(device)) return malloc_in_pool(size, device, stream);
+  Tagger& tagger = following().tagger(device);
+  const Mobility mobility = tagger.next(stream, size);
+  void* const pointer = malloc_in_pool(size, device, stream, mobility);
+  if (!forwarded_.holds(pointer)) tagger.allocated(stream, size, to_addr(pointer), mobility);
+  return pointer;
 }
 
 inline void* TorchAllocator::malloc_unwatched(size_t size, int device, StreamId stream) {
@@ -138,7 +157,7 @@ void* TorchAllocator::malloc_beside_private_pools(size_t size, int device, Strea
   auto* const native_stream = reinterpret_cast<cudaStream_t>(stream);
   if (!forwarded_.takes(device, native_stream)) {
     RelaxedCapture relaxed(emulated_);
-    return malloc_in_pool(size, device, stream);
+    return malloc_followed(size, device, stream);
   }
   try {
     return forwarded_.malloc(size, device, native_stream);
@@ -149,11 +168,11 @@ void* TorchAllocator::malloc_beside_private_pools(size_t size, int device, Strea
   }
 }
 
-inline void* TorchAllocator::malloc_in_pool(size_t size, int device, StreamId stream) {
+inline void* TorchAllocator::malloc_in_pool(size_t size, int device, StreamId stream, Mobility mobility) {
   try {
     Pool* made = pool_if_made(device);
     if (__builtin_expect(!made, 0)) made = &pool(device);
-    void* const pointer = reinterpret_cast<void*>(made->malloc(size, stream));
+    void* const pointer = reinterpret_cast<void*>(made->malloc(size, stream, mobility));
     if (const auto* trace = gpu_trace(); __builtin_expect(trace != nullptr, 0))
       (*trace)->trace_gpu_memory_allocation(c10::DeviceType::CUDA, to_addr(pointer));
     if (__builtin_expect(c10::memoryProfilingEnabled(), 0))
@@ -218,7 +237,13 @@ void* TorchAllocator::raw_alloc_with_stream(size_t size, cudaStream_t stream) {
 
 void TorchAllocator::delete_block(void* pointer) noexcept {
   if (!pointer) return;
-  if (!history_watches()) return delete_unwatched(pointer);
+  if (watched()) return delete_watched(pointer);
+  delete_unwatched(pointer);
+}
+
+void TorchAllocator::delete_watched(void* pointer) noexcept {
+  if (watching() & Watch::following) following().freeing(pointer);
+  if (!(watching() & Watch::history)) return delete_unwatched(pointer);
   History::Call call(history(), -1, History::Doing::free);
   delete_unwatched(pointer);
 }

@@ -6,7 +6,7 @@
 //   T1  No call of the CUDA runtime before torch itself makes one: installing touches nothing. On the emulated driver
 //       none is ever made; allocations then go to device 0, stream 0, or where the test binding says.
 //   T2  allocate() adds to the pool: the current device, the current stream, four predictable branches (a trace of the
-//       GPU, the profiler, memory history, private pools). No map, no lock, unless a private pool is open (forwarded.hpp).
+//       GPU, the profiler, who watches (watching.hpp), private pools). No map, no lock, unless a private pool is open (forwarded.hpp).
 //   T3  delete_block() never throws, is the one deleter of every DataPtr handed out, and its address is stable.
 //   T4  Exhaustion is c10::OutOfMemoryError with the pool's sentence; observers run first, without any lock of ours.
 //   T5  What is not served raises one sentence that names the feature and a way on; nothing is ignored silently.
@@ -109,10 +109,13 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
  private:
   void* malloc_unwatched(size_t size, int device, StreamId stream);
   void* malloc_watched(size_t size, int device, StreamId stream);
+  void* malloc_in_history(size_t size, int device, StreamId stream);
+  void* malloc_followed(size_t size, int device, StreamId stream);
   static void delete_unwatched(void* pointer) noexcept;
+  static void delete_watched(void* pointer) noexcept;
   [[noreturn]] void out_of_memory(const OutOfMemory& error, int device, StreamId stream);
   void current_place(int* device, StreamId* stream) const;
-  void* malloc_in_pool(size_t size, int device, StreamId stream);
+  void* malloc_in_pool(size_t size, int device, StreamId stream, Mobility mobility = Mobility::untagged);
   void* malloc_beside_private_pools(size_t size, int device, StreamId stream);
   static void release_block(void* pointer) noexcept;
 

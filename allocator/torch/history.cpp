@@ -6,12 +6,13 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "torch/watching.hpp"
 #include "trace/recorder.hpp"
 
 namespace dymem {
 
 namespace detail {
-std::atomic<bool> history_watches{false};
+std::atomic<std::uint8_t> watching{0};
 }
 
 namespace {
@@ -203,7 +204,7 @@ void History::switch_to(const HistorySettings& settings, bool clear) {
 // Under settings_. Pools made later are attached to at the first call that finds watching on.
 void History::update_watching() {
   const bool watches = enabled_ || tracked_;
-  detail::history_watches = watches;
+  set_watching(Watch::history, watches);
   for (int device = 0; device < kDevicesMax; ++device)
     if (watches) attach(device);
     else detach(device);
@@ -270,7 +271,7 @@ History::Call::Call(History& history, int device, Doing doing) noexcept {
   thread.context = history.gather(doing == Doing::allocate ? When::STATE : When::ALL);
   if (device >= 0 && device < kDevicesMax && !history.attached_[device].load(std::memory_order_acquire)) try {
       std::lock_guard switching(history.settings_);
-      if (detail::history_watches) history.attach(device);
+      if (watching() & Watch::history) history.attach(device);
     } catch (...) {
     }
 }

@@ -4,7 +4,7 @@
 // asked for. The history of a device is such a sink. It passes on what it hears to the recorder of trace:on, if there is
 // one, writes trace entries into a ring and remembers who allocated each live block.
 //
-//   N1  Off costs one predicted branch on a relaxed flag in the adapter, and nothing in the pool.
+//   N1  Off costs one predicted branch in the adapter (watching.hpp), and nothing in the pool.
 //   N2  Contexts (stack frames) are gathered before the pool is called and let go of after it has returned, on the same
 //       thread: neither Python nor a lock of someone else is ever taken under a lock of ours. In between, they wait in
 //       thread-local state, where the sink finds them.
@@ -40,13 +40,6 @@ namespace dymem {
 namespace native = c10::cuda::CUDACachingAllocator;
 
 using Context = std::shared_ptr<c10::GatheredContext>;
-
-namespace detail {
-extern std::atomic<bool> history_watches;
-}
-
-// Somebody wants to hear of allocations: history is on, or there is a tracker.
-inline bool history_watches() { return __builtin_expect(detail::history_watches.load(std::memory_order_relaxed), 0); }
 
 struct HistorySettings {
   bool enabled = false;

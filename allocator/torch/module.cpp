@@ -14,8 +14,9 @@ namespace py = pybind11;
 
 namespace dymem {
 
-void bind_tools(pybind11::module_& m);   // tools_module.cpp
-void bind_op_log(pybind11::module_& m);  // op_log_module.cpp
+void bind_tools(pybind11::module_& m);      // tools_module.cpp
+void bind_op_log(pybind11::module_& m);     // op_log_module.cpp
+void bind_following(pybind11::module_& m);  // following_module.cpp
 
 namespace {
 
@@ -147,6 +148,7 @@ PYBIND11_MODULE(_torch, m) {
         [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   bind_tools(m);
   bind_op_log(m);
+  bind_following(m);
   bind_stand_in(m);
 }
 

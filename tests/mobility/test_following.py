@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dymem.mobility import MOVABLE, TEMPORARY, UNTAGGED, classes
-from dymem.mobility.following import ALIGNED, ALIKE, FAR, OTHER, Follower, Pattern, Steps, patterns
+from dymem.mobility.following import ALIGNED, ALIKE, FAR, OTHER, Cycle, Follower, Pattern, Steps, patterns
 
 
 def pattern_of(steps, tags):
@@ -70,6 +70,27 @@ def test_against_brute_force(before, data):
     assert followed(pattern_of(before, tags), now) == expected
 
 
+@settings(max_examples=400, deadline=None)
+@given(st.lists(step, min_size=1, max_size=16), st.data())
+def test_cycle_against_brute_force(before, data):
+    """As above, but on a circle: distances and what came before are counted round its end."""
+    n = len(before)
+    now = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        now += data.draw(st.one_of(st.just(before), st.lists(step, max_size=16), edits(before)))
+    expected, at, known = [], 0, True
+    for i, told in enumerate(now):
+        same = [p for p in range(n) if i + 1 >= ALIGNED and all(before[(p - k) % n] == now[i - k] for k in range(ALIGNED))]
+        if known and before[at] == told:
+            place = at
+        else:
+            place = min(same, key=lambda p: (min((p - at) % n, (at - p) % n), (p - at) % n), default=None)
+        known = place is not None
+        at = (place + 1) % n if known else at
+        expected.append(10 + place if known else UNTAGGED)
+    assert followed(Cycle(pattern_of(before, range(10, 10 + n))), now) == expected
+
+
 @st.composite
 def edits(draw, steps):
     """The steps with a piece taken out, or put in twice."""
@@ -107,3 +128,11 @@ def test_patterns_of_facts(log):
     assert found.keys() == {(0, 0), (0, 7)}
     assert (found[0, 0].steps, found[0, 0].classes) == ([OTHER, ALIKE, 2, FAR], [TEMPORARY, MOVABLE, UNTAGGED, UNTAGGED])
     assert found[0, 7].steps == [OTHER]
+
+
+def test_patterns_of_facts_for_a_cycle(log):
+    """The first allocation is as large as the last one of the iteration before."""
+    facts = log().op("aten::exp", [], ["a"]).alloc("b", 128).alloc("c", 64).free("b").facts()
+    tags = classes(facts)
+    assert patterns(facts, tags)[0, 0].steps == [OTHER, OTHER, OTHER, 2]
+    assert patterns(facts, tags, again=True)[0, 0].steps == [ALIKE, OTHER, OTHER, 2]

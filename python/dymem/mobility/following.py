@@ -6,6 +6,9 @@ What a stream does is a sequence of steps, told so that neither sizes nor what l
 An iteration is followed step by step along the profiled one. Where it departs (a block is skipped, a library takes another
 workspace), its last ALIGNED steps are looked for in the profiled one, and it goes on from the nearest such place; until
 there is one, its allocations correspond to nothing. Constant time a step: one look-up where it departs.
+
+Programs that run do not say where an iteration begins: there a pattern is followed as a Cycle, once for good. That is done in
+C++ (allocator/pool/tagger.hpp, compared with this); follow() switches it on.
 """
 
 from __future__ import annotations
@@ -63,9 +66,35 @@ class Pattern:
         at = bisect.bisect_left(places, to)
         return min(places[max(0, at - 1):at + 1], key=lambda place: (abs(place - to), -place))
 
+    def after(self, place: int) -> int:
+        return place + 1
+
+
+class Cycle(Pattern):
+    """A pattern that begins anew when it is over."""
+
+    def __init__(self, of: Pattern) -> None:
+        super().__init__()
+        self.steps, self.classes = of.steps, of.classes
+        for place in range(len(self.steps)):
+            last = tuple(self.steps[(place - back) % len(self.steps)] for back in reversed(range(ALIGNED)))
+            self.places[last].append(place)
+
+    def nearest(self, last: tuple[int, ...], to: int) -> int | None:
+        """As a pattern's, on the circle."""
+        places, count = self.places.get(last), len(self.steps)
+        if not places:
+            return None
+        at = bisect.bisect_left(places, to)
+        ahead, behind = places[at % len(places)], places[at - 1]
+        return ahead if (ahead - to) % count <= (to - behind) % count else behind
+
+    def after(self, place: int) -> int:
+        return (place + 1) % len(self.steps)
+
 
 class Follower:
-    """Follows one stream of one iteration along a pattern."""
+    """Follows one stream along a pattern: of one iteration, or along a cycle for good."""
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern, self.next, self.lost = pattern, 0, False
@@ -80,16 +109,20 @@ class Follower:
             self.lost = place is None
             if self.lost:
                 return UNTAGGED
-        self.next = place + 1
+        self.next = self.pattern.after(place)
         return self.pattern.classes[place]
 
 
-def patterns(facts: Facts, classes: list[int]) -> dict[tuple[int, int], Pattern]:
-    """The pattern of each (device, stream) of the profiled iteration."""
+def patterns(facts: Facts, classes: list[int], again: bool = False) -> dict[tuple[int, int], Pattern]:
+    """The pattern of each (device, stream) of the profiled iteration, in the order in which they appear. again: for cycles,
+    where another such iteration was before it, so that its first allocation comes after its last."""
     moments = [(a.at, True, a) for a in facts.allocations]
     moments += [(a.freed, False, a) for a in (*facts.allocations, *facts.older) if a.freed is not None]
     found: dict[tuple[int, int], Pattern] = collections.defaultdict(Pattern)
     steps: dict[tuple[int, int], Steps] = collections.defaultdict(Steps)
+    if again:
+        for a in facts.allocations:
+            steps[a.device, a.stream].size = a.bytes
     for _, comes, a in sorted(moments, key=lambda moment: moment[0]):
         stream = a.device, a.stream
         if comes:

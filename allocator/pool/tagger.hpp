@@ -1,0 +1,76 @@
+// Classes for the allocations of a program that repeats what it did in one profiled iteration: the live form of
+// python/dymem/mobility/following.py, which says what steps, patterns and following are. One object a device.
+//
+//   F1  A pattern is one whole iteration, so after its last step comes its first, and the nearest place is the nearest
+//       on that circle: no marks of iterations are needed.
+//   F2  A step is an allocation that succeeded, or the free of a block that is held: in the order in which callers say
+//       so. next() tells the class of an allocation to come and changes nothing of that; a request that fails is no step.
+//   F3  A stream follows its own pattern. One that the profile has not follows that of the profile's streams that have
+//       not been seen since, in the order in which both appeared, round and round (programs that make a stream for
+//       every iteration have another number for it each time); with none left, it is untagged.
+//   F4  Of the blocks it remembers the last kFar of each stream: older ones are all alike. Of streams the last
+//       kStreamsMax that did something. So what it holds does not grow, and a step takes no memory from the heap.
+//   F5  A step costs a comparison; where a stream has departed, one binary search among the pattern's places.
+// Locks: its own, a leaf: nothing is called under it. Never held together with the pool's.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/lock.hpp"
+#include "base/units.hpp"
+#include "pool/mobility.hpp"
+
+namespace dymem {
+
+// What one stream did in the profiled iteration.
+struct StreamPattern {
+  StreamId stream = 0;
+  std::vector<std::int8_t> steps;      // Tagger::kAlike, kOther, or a free's age
+  std::vector<std::uint8_t> classes;  // Mobility of each step; of a free untagged
+};
+
+struct FollowingStats {  // since follow()
+  std::uint64_t allocations = 0, tagged = 0;
+  Bytes allocated_bytes = 0, tagged_bytes = 0;  // as asked for
+  std::uint64_t departures = 0;                 // steps that were not the one expected
+  std::uint64_t streams = 0;                    // that did something
+};
+
+class Tagger {
+ public:
+  static constexpr std::int8_t kAlike = 0, kOther = -1;  // an allocation as large as the stream's one before, or not
+  static constexpr unsigned kFar = 16;                   // allocations: a free's age at most
+  static constexpr unsigned kAligned = 4;  // steps that must be the same where a departed stream is taken up again
+  static constexpr std::size_t kStreamsMax = 64;
+
+  Tagger();
+  ~Tagger();
+  Tagger(const Tagger&) = delete;
+  Tagger& operator=(const Tagger&) = delete;
+
+  // Throws InvalidArgument if these are no patterns, or two are of one stream.
+  static void check(const std::vector<StreamPattern>& patterns);
+  // From now on follows these (checked), in the order in which their streams appeared; nothing if there are none.
+  // Statistics begin anew.
+  void follow(const std::vector<StreamPattern>& patterns);
+  void stop();  // statistics stay
+
+  Mobility next(StreamId stream, Bytes bytes) noexcept;
+  void allocated(StreamId stream, Bytes bytes, Addr at, Mobility given) noexcept;
+  void freed(StreamId stream, Addr at) noexcept;
+
+  FollowingStats stats() const;
+  void made_in_child();  // of a fork, which has one thread: nothing is followed, and nobody holds the lock
+
+ private:
+  struct Pattern;
+  struct Follower;
+  struct Following;  // patterns and followers
+
+  mutable Lock lock_;
+  std::unique_ptr<Following> following_;
+  FollowingStats stats_;
+};
+
+}  // namespace dymem

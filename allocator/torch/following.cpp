@@ -1,0 +1,82 @@
+// See following.hpp (W1..W4).
+#include "torch/following.hpp"
+
+#include <pthread.h>
+
+#include <array>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "torch/watching.hpp"
+
+namespace dymem {
+
+namespace {
+std::mutex& switching() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+}  // namespace
+
+Following::Following() {
+  // A child that is forked meanwhile (to load data) has no pool, and its copy of a lock may be held by nobody it has.
+  pthread_atfork(nullptr, nullptr, [] {
+    set_watching(Watch::following, false);
+    new (&switching()) std::mutex;
+    for (Tagger& tagger : following().taggers_) tagger.made_in_child();
+  });
+}
+
+Following& following() {
+  static auto* const instance = new Following;
+  return *instance;
+}
+
+void Following::follow(const std::vector<DevicePattern>& patterns) {
+  std::array<std::vector<StreamPattern>, kDevicesMax> of;
+  for (const auto& [device, pattern] : patterns) {
+    if (device < 0 || device >= kDevicesMax)
+      throw InvalidArgument("dymem: there is no device " + std::to_string(device) + " to follow.");
+    of[std::size_t(device)].push_back(pattern);
+  }
+  if (patterns.empty()) throw InvalidArgument("dymem: there are no patterns to follow.");
+  for (const auto& device : of) Tagger::check(device);
+  std::lock_guard lock(switching());
+  for (std::size_t device = 0; device < of.size(); device++) taggers_[device].follow(of[device]);
+  set_watching(Watch::following, true);
+}
+
+void Following::stop() {
+  std::lock_guard lock(switching());
+  set_watching(Watch::following, false);
+  for (Tagger& tagger : taggers_) tagger.stop();
+}
+
+bool Following::on() const { return watching() & Watch::following; }
+
+FollowingStats Following::stats() const {
+  FollowingStats sum;
+  for (const Tagger& tagger : taggers_) {
+    const FollowingStats one = tagger.stats();
+    sum.allocations += one.allocations;
+    sum.tagged += one.tagged;
+    sum.allocated_bytes += one.allocated_bytes;
+    sum.tagged_bytes += one.tagged_bytes;
+    sum.departures += one.departures;
+    sum.streams += one.streams;
+  }
+  return sum;
+}
+
+void Following::freeing(const void* pointer) noexcept {
+  const auto at = reinterpret_cast<Addr>(pointer);
+  try {
+    BlockInfo block;
+    Pool* const owner = pool_of(at);
+    if (owner && owner->find(at, &block) && block.address == at) tagger(owner->driver().device()).freed(block.stream, at);
+  } catch (...) {  // what watches must not keep a block from being freed
+  }
+}
+
+}  // namespace dymem

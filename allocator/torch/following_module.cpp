@@ -1,0 +1,48 @@
+// dymem._torch, continued: following a profiled iteration, for python/dymem/mobility. Patterns cross as bytes.
+#include <pybind11/pybind11.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "torch/following.hpp"
+
+namespace py = pybind11;
+
+namespace dymem {
+
+void bind_following(py::module_& m) {
+  py::module_ f = m.def_submodule("following", "Classes of allocations by a profiled iteration; see following.hpp.");
+  f.def(
+      "follow",
+      [](const py::list& patterns) {
+        std::vector<Following::DevicePattern> all;
+        for (const py::handle& row : patterns) {
+          const auto [device, stream, steps, classes] =
+              row.cast<std::tuple<int, StreamId, std::string, std::string>>();
+          all.push_back({device, {stream, {steps.begin(), steps.end()}, {classes.begin(), classes.end()}}});
+        }
+        py::gil_scoped_release gil;
+        following().follow(all);
+      },
+      py::arg("patterns"), "Of each (device, stream): steps as signed and classes as unsigned bytes.");
+  f.def("stop", [] { following().stop(); }, py::call_guard<py::gil_scoped_release>());
+  f.def("on", [] { return following().on(); });
+  f.def("stats", [] {
+    FollowingStats s;
+    {
+      py::gil_scoped_release gil;
+      s = following().stats();
+    }
+    py::dict d;
+    d["allocations"] = s.allocations;
+    d["tagged"] = s.tagged;
+    d["departures"] = s.departures;
+    d["allocated_bytes"] = s.allocated_bytes;
+    d["tagged_bytes"] = s.tagged_bytes;
+    d["streams"] = s.streams;
+    return d;
+  });
+}
+
+}  // namespace dymem

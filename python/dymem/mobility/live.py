@@ -1,0 +1,69 @@
+"""Classes for the allocations of this very program, from a profiled iteration on: followed in C++ (allocator/pool/tagger.hpp).
+
+    with Profile() as profile:
+        step()
+    follow(profile.facts)     # from now on the pool is told the class of each allocation
+    following_stats()
+    stop_following()
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from dymem.errors import InvalidArgument
+from dymem.mobility.classes import classes
+from dymem.mobility.facts import Facts
+from dymem.mobility.following import patterns
+
+
+def follow(facts: Facts, rule: str = "lifetime") -> bool:
+    """Follows the program along the iteration that these facts are of: each allocation that corresponds to one of it gets that
+    one's class by `rule` (dymem.mobility.classes), every other is untagged. It costs no Python. What was followed before is not
+    any more. Facts of memory of the CPU (host=True) correspond to nothing here.
+
+    False, with a warning that says why, if the facts are incomplete or have no allocation: then nothing is followed. Raises
+    InvalidArgument if dymem is not installed, or there is no such rule."""
+    following = _following()
+    tags = classes(facts, rule)
+    if not facts.complete or not facts.allocations:
+        following.stop()
+        why = facts.notes[0] if facts.notes else "nothing was allocated in it."
+        warnings.warn(f"dymem: the profiled iteration is not followed, and all is untagged: {why}", stacklevel=2)
+        return False
+    following.follow([(device, stream, bytes(step & 0xff for step in pattern.steps), bytes(pattern.classes))
+                      for (device, stream), pattern in patterns(facts, tags, again=True).items()])
+    return True
+
+
+def stop_following() -> None:
+    """All that is allocated from now on is untagged. Nothing happens if nothing was followed."""
+    adapter = sys.modules.get("dymem._torch")
+    if adapter is not None:
+        adapter.following.stop()
+
+
+def following_stats() -> dict[str, int | bool]:
+    """What came of follow() since it was last called, on all devices; zeros if it never was.
+
+    following       whether it goes on
+    allocations     of the pools, and how many of them were `tagged` (have a class)
+    allocated_bytes, tagged_bytes  the same in bytes, as asked for
+    departures      steps (allocations and frees) that were not the expected ones
+    streams         that did something, 64 a device at most"""
+    adapter = sys.modules.get("dymem._torch")
+    if adapter is None:
+        return {"following": False, **dict.fromkeys(_FIGURES, 0)}
+    return {"following": adapter.following.on(), **adapter.following.stats()}
+
+
+_FIGURES = ("allocations", "tagged", "departures", "allocated_bytes", "tagged_bytes", "streams")
+
+
+def _following():
+    adapter = sys.modules.get("dymem._torch")
+    if adapter is None or not adapter.cuda_allocator_is_ours():
+        raise InvalidArgument("dymem is not the allocator of PyTorch in this process, so no allocation can get a class: call "
+                              "dymem.install() before the first use of CUDA.")
+    return adapter.following
