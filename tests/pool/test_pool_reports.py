@@ -60,10 +60,13 @@ def test_a_callback_that_waits_for_another_thread_of_python():
         """Asks a thread to free; that thread must get into the pool meanwhile."""
 
         def free():
-            if cache:
-                pool.stats()
-                pool.free(pool.malloc(512))
-                pool.free(cache.pop())
+            try:
+                block = cache.pop()
+            except IndexError:  # another callback's thread had the last one
+                return
+            pool.stats()
+            pool.free(pool.malloc(512))
+            pool.free(block)
 
         had = len(cache)
         thread = threading.Thread(target=free)
