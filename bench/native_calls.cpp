@@ -172,7 +172,7 @@ class Calls {
   void follow(const std::vector<std::tuple<std::int64_t, std::string, std::string>>& patterns) {
     std::vector<dymem::StreamPattern> all;
     for (const auto& [stream, steps, classes] : patterns)
-      all.push_back({real_.at(stream), {steps.begin(), steps.end()}, {classes.begin(), classes.end()}});
+      all.emplace_back(real_.at(stream), steps, classes);
     dymem::Tagger::check(all);
     tagger_.follow(all);
   }

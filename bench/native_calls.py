@@ -42,20 +42,15 @@ def columns(path: Path) -> dict[str, np.ndarray]:
 
 def patterns(path: Path) -> list[tuple[int, bytes, bytes]]:
     """What each stream did in the recording's iteration 2, with hindsight's classes, as native_calls.cpp takes it."""
-    from dymem.mobility.following import Pattern, Steps
+    from dymem.mobility.tagging import patterns_by_stream
     from dymem.trace import load
     from dymem.trace.mobility import with_hindsight
 
-    found: dict[int, tuple[Pattern, Steps]] = {}
-    for event in np.frombuffer(with_hindsight(load(path)[0].events), EVENT):
-        if event["iteration"] != 2 or event["kind"] not in (ALLOC, FREE_REQUESTED):
-            continue
-        pattern, steps = found.setdefault(int(event["stream"]), (Pattern(), Steps()))
-        if event["kind"] == ALLOC:
-            pattern.add(steps.alloc(int(event["block"]), int(event["size"])), int(event["mobility"]))
-        else:
-            pattern.add(steps.free(int(event["block"])))
-    return [(stream, bytes(step & 0xff for step in p.steps), bytes(p.classes)) for stream, (p, _) in found.items()]
+    events = with_hindsight(load(path)[0].events)
+    column = np.frombuffer(events, EVENT)
+    column = column[column["kind"] == ALLOC]
+    classes = dict(zip(column["block"].tolist(), column["mobility"].tolist()))
+    return [(stream, *pattern.as_bytes()) for stream, pattern in patterns_by_stream(events, 2, classes).items()]
 
 
 def peak_live_bytes(column: dict[str, np.ndarray]) -> int:

@@ -25,7 +25,7 @@ void bind_tagger(py::module_ m) {
         std::vector<StreamPattern> all;
         for (const py::handle& row : patterns) {
           const auto [stream, steps, classes] = row.cast<std::tuple<StreamId, std::string, std::string>>();
-          all.push_back({stream, {steps.begin(), steps.end()}, {classes.begin(), classes.end()}});
+          all.emplace_back(stream, steps, classes);
         }
         Tagger::check(all);
         self.follow(all);
@@ -47,12 +47,7 @@ void bind_tagger(py::module_ m) {
   tagger.def("stats", [](const Tagger& self) {
     const FollowingStats s = self.stats();
     py::dict d;
-    d["allocations"] = s.allocations;
-    d["tagged"] = s.tagged;
-    d["departures"] = s.departures;
-    d["allocated_bytes"] = s.allocated_bytes;
-    d["tagged_bytes"] = s.tagged_bytes;
-    d["streams"] = s.streams;
+    FollowingStats::each([&](const char* name, auto member) { d[name] = s.*member; });
     return d;
   });
 }

@@ -44,6 +44,7 @@ struct Pool::Impl {
   void complete_pending();  // pending blocks whose other streams are done become free
   static int part(Bytes size) { return size <= kStatSmallMax ? kSmall : kLarge; }  // of PyTorch's statistics
   void count_reserved();  // after granules were made or given back
+  void begin_recording(EventSink* sink);  // numbering begins anew; nullptr: off
   void record(TraceKind kind, const Block& b, Bytes size, StreamId stream);
   void record_completed(const Block& b);            // its bytes are about to become free
   void record_lending(const Block& b, bool begins);  // stitched blocks: of the memory behind it

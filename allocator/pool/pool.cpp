@@ -526,14 +526,25 @@ void Pool::reset_accumulated_stats() {
   s.num_stitches = s.num_stitch_reuses = s.num_sticky_hits = s.num_stream_waits = 0;
 }
 
+void Pool::Impl::begin_recording(EventSink* sink) {
+  space.tell(recorder = sink);
+  recorded = 0;
+  // Of held blocks only: in a free one the same bytes say how large its run is.
+  for (BlockId id = 0; id < home.blocks().capacity(); id++)
+    if (Block& b = home.block(id); !b.is_free()) b.trace_number = 0;
+  recorded_from = sink ? driver.now() : 0;
+}
+
 void Pool::set_recorder(EventSink* recorder) {
   std::lock_guard lock(impl_->mutex);
-  impl_->space.tell(impl_->recorder = recorder);
-  impl_->recorded = 0;
-  // Of held blocks only: in a free one the same bytes say how large its run is.
-  for (BlockId id = 0; id < impl_->home.blocks().capacity(); id++)
-    if (Block& b = impl_->home.block(id); !b.is_free()) b.trace_number = 0;
-  impl_->recorded_from = recorder ? impl_->driver.now() : 0;
+  impl_->begin_recording(recorder);
+}
+
+void Pool::take_over_recording(EventSink* to, EventSink** before) {
+  std::lock_guard lock(impl_->mutex);
+  if (before) *before = impl_->recorder;
+  if (impl_->recorder) impl_->space.tell(impl_->recorder = to);
+  else impl_->begin_recording(to);
 }
 
 bool Pool::replace_recorder(EventSink* from, EventSink* to) {

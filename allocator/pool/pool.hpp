@@ -136,6 +136,9 @@ class Pool {
   void set_recorder(EventSink* recorder);
   // Puts `to` in the place of `from`, and numbering goes on; false (nothing done) if `from` does not record here.
   bool replace_recorder(EventSink* from, EventSink* to);
+  // Puts `to` in the place of whoever records, and numbering goes on; the same as set_recorder() if nobody does. Whom it
+  // took the place of (nullptr: nobody) is in `before`, if that is asked for, when `to` hears its first event.
+  void take_over_recording(EventSink* to, EventSink** before = nullptr);
   EventSink* recorder() const;  // nullptr: off
 
   Driver& driver();

@@ -15,6 +15,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/lock.hpp"
@@ -25,6 +26,9 @@ namespace dymem {
 
 // What one stream did in the profiled iteration.
 struct StreamPattern {
+  StreamPattern() = default;
+  StreamPattern(StreamId of, const std::string& step_bytes, const std::string& class_bytes)  // as other languages have them
+      : stream(of), steps(step_bytes.begin(), step_bytes.end()), classes(class_bytes.begin(), class_bytes.end()) {}
   StreamId stream = 0;
   std::vector<std::int8_t> steps;      // Tagger::kAlike, kOther, or a free's age
   std::vector<std::uint8_t> classes;  // Mobility of each step; of a free untagged
@@ -35,6 +39,17 @@ struct FollowingStats {  // since follow()
   Bytes allocated_bytes = 0, tagged_bytes = 0;  // as asked for
   std::uint64_t departures = 0;                 // steps that were not the one expected
   std::uint64_t streams = 0;                    // that did something
+
+  // f(name, member) of each.
+  template <class F>
+  static void each(F f) {
+    f("allocations", &FollowingStats::allocations);
+    f("tagged", &FollowingStats::tagged);
+    f("departures", &FollowingStats::departures);
+    f("allocated_bytes", &FollowingStats::allocated_bytes);
+    f("tagged_bytes", &FollowingStats::tagged_bytes);
+    f("streams", &FollowingStats::streams);
+  }
 };
 
 class Tagger {

@@ -121,18 +121,15 @@ void* TorchAllocator::malloc_on(size_t size, int device, StreamId stream) {
 }
 
 void* TorchAllocator::malloc_watched(size_t size, int device, StreamId stream) {
-  if (watching() & Watch::history) return malloc_in_history(size, device, stream);
-  if (Forwarded::any_open()) return malloc_beside_private_pools(size, device, stream);
-  return malloc_followed(size, device, stream);
-}
-
-void* TorchAllocator::malloc_in_history(size_t size, int device, StreamId stream) {
-  try {
-    if (!pool_if_made(device)) (void)pool(device);  // so that history hears of its first granules
-  } catch (const Error&) {
-    // malloc_in_pool() meets it again, and says so
+  std::optional<History::Call> call;
+  if (watching() & Watch::history) {
+    try {
+      if (!pool_if_made(device)) (void)pool(device);  // so that history hears of its first granules
+    } catch (const Error&) {
+      // malloc_in_pool() meets it again, and says so
+    }
+    call.emplace(history(), device, History::Doing::allocate);
   }
-  History::Call call(history(), device, History::Doing::allocate);
   if (Forwarded::any_open()) return malloc_beside_private_pools(size, device, stream);
   return malloc_followed(size, device, stream);
 }

@@ -109,7 +109,6 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
  private:
   void* malloc_unwatched(size_t size, int device, StreamId stream);
   void* malloc_watched(size_t size, int device, StreamId stream);
-  void* malloc_in_history(size_t size, int device, StreamId stream);
   void* malloc_followed(size_t size, int device, StreamId stream);
   static void delete_unwatched(void* pointer) noexcept;
   static void delete_watched(void* pointer) noexcept;

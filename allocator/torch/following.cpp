@@ -59,12 +59,7 @@ FollowingStats Following::stats() const {
   FollowingStats sum;
   for (const Tagger& tagger : taggers_) {
     const FollowingStats one = tagger.stats();
-    sum.allocations += one.allocations;
-    sum.tagged += one.tagged;
-    sum.allocated_bytes += one.allocated_bytes;
-    sum.tagged_bytes += one.tagged_bytes;
-    sum.departures += one.departures;
-    sum.streams += one.streams;
+    FollowingStats::each([&](const char*, auto member) { sum.*member += one.*member; });
   }
   return sum;
 }

@@ -20,7 +20,7 @@ void bind_following(py::module_& m) {
         for (const py::handle& row : patterns) {
           const auto [device, stream, steps, classes] =
               row.cast<std::tuple<int, StreamId, std::string, std::string>>();
-          all.push_back({device, {stream, {steps.begin(), steps.end()}, {classes.begin(), classes.end()}}});
+          all.emplace_back(device, StreamPattern(stream, steps, classes));
         }
         py::gil_scoped_release gil;
         following().follow(all);
@@ -35,12 +35,7 @@ void bind_following(py::module_& m) {
       s = following().stats();
     }
     py::dict d;
-    d["allocations"] = s.allocations;
-    d["tagged"] = s.tagged;
-    d["departures"] = s.departures;
-    d["allocated_bytes"] = s.allocated_bytes;
-    d["tagged_bytes"] = s.tagged_bytes;
-    d["streams"] = s.streams;
+    FollowingStats::each([&](const char* name, auto member) { d[name] = s.*member; });
     return d;
   });
 }

@@ -210,23 +210,13 @@ void History::update_watching() {
     else detach(device);
 }
 
-// In place of whoever listens now; a profile (op_log.hpp) that did says so when it ends. Numbers of blocks go on, for a
-// trace that is recorded.
-static void listen(Pool& pool, EventSink* to) {
-  for (;;) {
-    EventSink* const now = pool.recorder();
-    if (!now || !to) return pool.set_recorder(to);
-    if (pool.replace_recorder(now, to)) return;
-  }
-}
-
 void History::attach(int device) {
   Pool* const made = pool_if_made(device);
   if (!made || attached_[device]) return;
   Device* const sink = devices_[device].get();
   if (tracked_) made->keep_granules();
   sink->next = recorder(device);
-  listen(*made, sink);
+  made->take_over_recording(sink);  // a profile (op_log.hpp) that listened says so when it ends
   attached_[device] = true;
 }
 
@@ -234,7 +224,8 @@ void History::detach(int device) {
   Pool* const made = pool_if_made(device);
   if (!made || !attached_[device]) return;
   Device* const sink = devices_[device].get();
-  listen(*made, sink->next);
+  if (sink->next) made->take_over_recording(sink->next);
+  else made->set_recorder(nullptr);
   attached_[device] = false;
 }
 

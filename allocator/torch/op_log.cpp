@@ -103,13 +103,7 @@ class OpLog::PoolTap final : public EventSink {
     if (next_) next_->segment(kind, at, size, lent);
   }
 
-  void attach(Pool& pool) {
-    for (;;) {
-      next_ = pool.recorder();
-      if (!next_) return pool.set_recorder(this);
-      if (pool.replace_recorder(next_, this)) return;
-    }
-  }
+  void attach(Pool& pool) { pool.take_over_recording(this, &next_); }
   // false: somebody else has taken the pool over.
   bool detach(Pool& pool) {
     if (next_) return pool.replace_recorder(this, next_);

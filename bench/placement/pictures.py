@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from dymem.errors import InvalidArgument
+from dymem.plotting import needs
 from dymem.replaying import replay_recording
 from dymem.trace import Recording
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED
 
-from rows import SLAB, tagged, untagged
+from rows import SLAB, block_bytes, tagged, untagged
 
 MIB = 1 << 20
 LABELS = {"best_fit": "best fit", "two_ends": "two ends, by class (GTBM)", "by_size": "two ends, by size",
@@ -30,7 +30,7 @@ def steps(recording: Recording) -> dict[str, list[int]]:
     chosen = set(inside)
     for i, (_, block, size, _, kind, *_) in enumerate(events):
         if kind == ALLOC:
-            held[block] = max(512, -(-size // 512) * 512)
+            held[block] = block_bytes(size)
             live += held[block]
         elif kind == FREE_REQUESTED:
             live -= held.pop(block, 0)
@@ -55,13 +55,9 @@ def moving_average(values: list[int], over: int = AVERAGE_OVER) -> list[float]:
 
 
 def pyplot():
-    try:
-        import matplotlib
+    needs.require()
+    import matplotlib.pyplot as plt
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise InvalidArgument("pictures need matplotlib: pip install matplotlib, or leave --pictures out.") from None
     return plt
 
 

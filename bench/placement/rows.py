@@ -8,6 +8,7 @@ rule that is wrong about a layer is wrong about it every time: half of them are 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import struct
 import zlib
 from typing import Callable
@@ -15,22 +16,22 @@ from typing import Callable
 from dymem.errors import TraceError
 from dymem.mobility.rules import NAMES
 from dymem.mobility.sizing import BETAS, Sizing, failure_rate, failures_with_restarts, needs, pool_size
+from dymem.plotting.layout import BLOCK_UNIT
 from dymem.replaying import PLACEMENTS, replay_recording
 from dymem.trace import Recording
 from dymem.trace.mobility import MOVABLE, TEMPORARY, UNTAGGED, with_hindsight
-from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED, MOBILITY_AT
 
 SLAB = {"backing": "contiguous"}
 LAYOUT_CHANGE = struct.Struct("<5Q")  # allocator/replay/layout_watch.hpp
 SLAB_ALLOC = 4
-_MOBILITY_AT = struct.calcsize("<qQQQB")
 
 
 def allocations(events: bytes):
     """(where its class stands, size, class) of each allocation; a class that there is not is none, as in a replay."""
     for index, (_, _, size, _, kind, mobility, _, _) in enumerate(EVENT.iter_unpack(events)):
         if kind == ALLOC:
-            yield index * EVENT.size + _MOBILITY_AT, size, mobility if mobility < len(NAMES) else UNTAGGED
+            yield index * EVENT.size + MOBILITY_AT, size, mobility if mobility < len(NAMES) else UNTAGGED
 
 
 def tagged(recording: Recording) -> tuple[Recording, str]:
@@ -67,6 +68,11 @@ def largest_request(events: bytes, first: int = -1) -> int:
                 if kind == ALLOC and iteration >= first), default=1)
 
 
+def block_bytes(size: int) -> int:
+    """What a block of so many requested bytes takes."""
+    return -(-max(size, 1) // BLOCK_UNIT) * BLOCK_UNIT
+
+
 def power_for(size: int) -> str:
     """The key of U_f for a request of `size`: the smallest power of two that holds it."""
     return f"2^{max(9, (size - 1).bit_length())}"
@@ -89,7 +95,7 @@ def unusable_at_requests(events: bytes, result: dict, pool: int, first: int) -> 
         if kind == ALLOC:
             if bytes_ == wanted and iteration >= first:
                 found.append(share_unusable(sorted(held.values()), base, size, pool, wanted))
-            held[block] = addresses[index], addresses[index] + max(512, -(-bytes_ // 512) * 512)
+            held[block] = addresses[index], addresses[index] + block_bytes(bytes_)
         elif kind == FREE_COMPLETED or kind == FREE_REQUESTED and block not in completed:
             held.pop(block, None)
     if None in found or not found:
@@ -168,8 +174,7 @@ def summary(rows: list[dict], placement: str) -> dict:
     base = [row["placements"]["best_fit"]["excess"] for row in rows]
     in_bytes = [e * row["live_peak_bytes"] for e, row in zip(excess, rows)]
     base_bytes = [e * row["live_peak_bytes"] for e, row in zip(base, rows)]
-    ordered = sorted(excess)
     worse = [(e - b, row["name"]) for e, b, row in zip(excess, base, rows)]
-    return {"median": ordered[len(ordered) // 2], "sum": sum(excess), "of_best_fit": sum(excess) / sum(base) if sum(base) else 1.0,
+    return {"median": statistics.median(excess), "sum": sum(excess), "of_best_fit": sum(excess) / sum(base) if sum(base) else 1.0,
             "bytes": round(sum(in_bytes)), "bytes_of_best_fit": sum(in_bytes) / sum(base_bytes) if sum(base_bytes) else 1.0,
             "most_worse": max(worse)[0], "most_worse_on": max(worse)[1]}

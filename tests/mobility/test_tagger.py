@@ -21,7 +21,7 @@ Tagger = _core.pool.Tagger
 
 def tagger_of(patterns):
     tagger = Tagger()
-    tagger.follow([(stream, bytes(step & 0xff for step in p.steps), bytes(p.classes)) for stream, p in patterns.items()])
+    tagger.follow([(stream, *p.as_bytes()) for stream, p in patterns.items()])
     return tagger
 
 
@@ -234,7 +234,7 @@ def test_stopped_and_begun_anew():
     before = tagger.stats()
     tagger.stop()
     assert iteration(tagger, 101) == [UNTAGGED] * 3 and tagger.stats() == before
-    tagger.follow([(0, bytes(step & 0xff for step in LOOP.steps), bytes(LOOP.classes))])
+    tagger.follow([(0, *LOOP.as_bytes())])
     assert set(tagger.stats().values()) == {0} and iteration(tagger, 201) == [MOVABLE, TEMPORARY, MOVABLE]
 
 

@@ -69,6 +69,10 @@ class Pattern:
     def after(self, place: int) -> int:
         return place + 1
 
+    def as_bytes(self) -> tuple[bytes, bytes]:
+        """Steps and classes as allocator/pool/tagger.hpp takes them: signed and unsigned bytes."""
+        return bytes(step & 0xff for step in self.steps), bytes(self.classes)
+
 
 class Cycle(Pattern):
     """A pattern that begins anew when it is over."""

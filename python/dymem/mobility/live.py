@@ -32,7 +32,7 @@ def follow(facts: Facts, rule: str = "lifetime") -> bool:
         why = facts.notes[0] if facts.notes else "nothing was allocated in it."
         warnings.warn(f"dymem: the profiled iteration is not followed, and all is untagged: {why}", stacklevel=2)
         return False
-    following.follow([(device, stream, bytes(step & 0xff for step in pattern.steps), bytes(pattern.classes))
+    following.follow([(device, stream, *pattern.as_bytes())
                       for (device, stream), pattern in patterns(facts, tags, again=True).items()])
     return True
 

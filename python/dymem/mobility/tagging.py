@@ -14,9 +14,8 @@ from typing import Iterator, Mapping
 from dymem.errors import TraceError
 from dymem.mobility.following import Follower, Pattern, Steps
 from dymem.mobility.rules import MOVABLE, NAMES, UNTAGGED
-from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK, MOBILITY_AT
 
-_MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
 _NOTHING = Pattern()              # of a stream for which the profiled iteration had none
 
 
@@ -50,14 +49,14 @@ def tagged(events: bytes | bytearray, classes: Mapping[int, int]) -> bytearray:
     out = bytearray(events)
     for at, event in _numbered(events):
         if event[4] == ALLOC and event[1] in classes:
-            out[at + _MOBILITY_AT] = classes[event[1]]
+            out[at + MOBILITY_AT] = classes[event[1]]
     return out
 
 
 def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> tuple[bytearray, Coverage]:
     """The events with classes from iteration `profiled` on, given those of its blocks (block number: class); and how far
     that went. TraceError for a trace without marks, or without that iteration."""
-    pattern = _patterns(events, profiled, classes)
+    pattern = patterns_by_stream(events, profiled, classes)
     out = bytearray(events)
     current, iterations, allocated, told = profiled, 0, 0, 0
     steps: dict[int, Steps] = {}
@@ -71,7 +70,7 @@ def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]
         follower = followers.get(stream) or followers.setdefault(stream, Follower(_same(stream, pattern, len(followers))))
         if kind == ALLOC:
             tag = follower.step(steps[stream].alloc(block, size))
-            out[at + _MOBILITY_AT] = tag
+            out[at + MOBILITY_AT] = tag
             allocated += size
             told += size if tag != UNTAGGED else 0
         else:
@@ -87,8 +86,8 @@ def _same(stream: int, patterns: Mapping[int, Pattern], rank: int) -> Pattern:
     return list(patterns.values())[rank] if rank < len(patterns) else _NOTHING
 
 
-def _patterns(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> dict[int, Pattern]:
-    """By stream, what the iteration did."""
+def patterns_by_stream(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]) -> dict[int, Pattern]:
+    """By stream, what iteration `profiled` did, with the classes of its blocks (block number: class); TraceError as carried()."""
     found: dict[int, Pattern] = collections.defaultdict(Pattern)
     steps: dict[int, Steps] = collections.defaultdict(Steps)
     marked = False

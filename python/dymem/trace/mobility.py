@@ -10,10 +10,8 @@ Stands in for classes that a program gives while it runs, to tell what they are 
 from __future__ import annotations
 
 from dymem.errors import TraceError
-from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
-
-UNTAGGED, MOVABLE, TEMPORARY = 0, 1, 2  # dymem::Mobility
-_MOBILITY_AT = 8 + 8 + 8 + 8 + 1  # bytes before it in an event
+from dymem.mobility.rules import MOVABLE, TEMPORARY, UNTAGGED
+from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MOBILITY_AT
 
 
 def with_hindsight(events: bytes | bytearray) -> bytearray:
@@ -26,11 +24,11 @@ def with_hindsight(events: bytes | bytearray) -> bytearray:
         if kind == ALLOC:
             at = index * EVENT.size
             born[block] = at, iteration, phase
-            out[at + _MOBILITY_AT] = UNTAGGED
+            out[at + MOBILITY_AT] = UNTAGGED
         elif kind == FREE_REQUESTED and block in born:
             at, iteration_then, phase_then = born.pop(block)
             if iteration == iteration_then:
-                out[at + _MOBILITY_AT] = TEMPORARY if iteration < 0 or phase == phase_then else MOVABLE
+                out[at + MOBILITY_AT] = TEMPORARY if iteration < 0 or phase == phase_then else MOVABLE
     if not marked:
         raise TraceError("it has no marks of iterations, from which classes could be told; replay it without --mobility.")
     return out

@@ -24,6 +24,7 @@ from dymem.trace.segments import held_at_first
 
 # struct TraceEvent in allocator/trace/event.hpp; _core refuses bytes of another size.
 EVENT = struct.Struct("<qQQQBBHi")
+MOBILITY_AT = struct.calcsize("<qQQQB")  # where in an event its class stands
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, RECORD_STREAM, MARK, SEGMENT_ALLOC, SEGMENT_FREE = range(7)
 
 _SIZE_MAX = 1 << 46  # kRequestMax
