@@ -280,6 +280,21 @@ def test_what_one_stream_freed_beside_the_gap_leaves_the_rest_of_it_to_others():
     assert pool.audit() == []
 
 
+@pytest.mark.parametrize("mobility", ["untagged", "movable", "temporary"])
+def test_a_stream_that_comes_later_waits_for_nobody_to_have_the_gap(mobility):
+    """Blocks of the only stream there was lie free at both ends of the gap, their work not done."""
+    device = Device(capacity=GIB, bytes=False)
+    pool = make_pool(device, backing="contiguous", wait=False)
+    ends = [pool.malloc(10 * MIB, 1, "temporary"), pool.malloc(10 * MIB, 1, "movable")]
+    device.set_busy_until(1, 10**12)
+    for block in ends:
+        pool.free(block)
+    block = pool.malloc(300 * MIB, 2, mobility)
+    assert device.emulated.now() < 10**12, "the device was waited for"
+    assert all(at + 10 * MIB <= block or block + 300 * MIB <= at for at in ends)
+    assert pool.largest_free(1) >= 10 * MIB and pool.audit() == []
+
+
 def test_the_largest_free_block_is_had_without_growing_past_what_others_use():
     device = Device(capacity=GIB, bytes=False)
     pool = make_pool(device, backing="contiguous", wait=False)
