@@ -544,6 +544,7 @@ WORKLOADS: dict[str, Workload] = {
     "resnet101_b64": Workload(images("resnet101", 64, 224), 8, "ResNet-101, batch 64", needs=VISION),
     "inception_v4_b64": Workload(images("inception_v4", 64, 299, library="timm"), 8, "Inception v4, batch 64",
                                  needs=TIMM),
+    "densenet121_b64": Workload(images("densenet121", 64, 224), 8, "DenseNet-121, batch 64", needs=VISION),
     "unet_b16": Workload(unet(), 10, "U-Net, batch 16"),
     "kmeans": Workload(kmeans(), 6, "k-means, 400,000 points"),
     "resnet32_stochdepth": Workload(cifar_resnet32(norm=True, drop=0.4), 30, "ResNet-32 with stochastic depth, CIFAR"),
