@@ -1,7 +1,8 @@
 // Replaying: the trace's clock, its streams, its completions; a real pool on an emulated device.
 //
 // Choices that a PyTorch snapshot forces, since it does not say what one stream waited for:
-//   C1  The clock stands at the event's time when its call is made, and never goes back.
+//   C1  The clock stands at the event's time when its call is made, and never goes back. Marks don't move it: a program
+//       makes them, by whatever clock it has.
 //   C2  A block with a free_completed of its own is pending until exactly that time: before it is freed it is recorded
 //   on
 //       a stream that finishes then (completion_streams.hpp), for which the lag does not count. What the pool records
@@ -67,7 +68,7 @@ class Replay {
     DriverCounters cold;
     for (std::uint64_t i = 0; i < events_.size(); ++i) {
       if (i == facts_.warm_from) cold = driver_.counters();
-      now_ = std::max(now_, events_[i].time_ns);
+      if (events_[i].kind != TraceKind::mark) now_ = std::max(now_, events_[i].time_ns);  // C1
       device_->advance_to(now_);
       if (options_.layout) watch_.at_event(i);
       if (!step(i)) break;

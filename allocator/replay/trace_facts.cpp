@@ -109,8 +109,10 @@ TraceFacts trace_facts(const std::vector<TraceEvent>& events, int warm_from_iter
     if (native_told) facts.native_reserved_peak = std::max(facts.native_reserved_peak.value_or(0), native);
   }
   if (!warm_found) facts.warm_from = events.size() / 2;
-  if (facts.warm_from < events.size())
-    facts.warm_time = std::max<Nanos>(0, events.back().time_ns - events[facts.warm_from].time_ns);
+  std::uint64_t first = facts.warm_from, last = events.size();  // of what has the trace's clock
+  while (first < last && events[first].kind == TraceKind::mark) ++first;
+  while (last > first && events[last - 1].kind == TraceKind::mark) --last;
+  if (first < last) facts.warm_time = std::max<Nanos>(0, events[last - 1].time_ns - events[first].time_ns);
   return facts;
 }
 

@@ -119,8 +119,12 @@ std::vector<TraceEvent> TraceRecorder::events() const {
     chunks.clear();
   }
   if (!out.empty()) {
-    const Nanos start = out.front().time_ns;
-    for (TraceEvent& e : out) e.time_ns -= start;
+    // The program's marks have a clock of their own: they come when the pool was last asked for something.
+    const auto of_pool = [](const TraceEvent& e) { return e.kind != TraceKind::mark; };
+    const auto first = std::find_if(out.begin(), out.end(), of_pool);
+    const Nanos start = first == out.end() ? 0 : first->time_ns;
+    Nanos last = 0;
+    for (TraceEvent& e : out) last = e.time_ns = of_pool(e) ? e.time_ns - start : last;
   }
   return out;
 }

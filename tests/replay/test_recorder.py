@@ -53,6 +53,22 @@ def test_what_a_pool_is_asked_is_recorded(device, pool):
     assert [event[4] for event in got[5:]] == ["free_completed"] and got[5][1] == 1 and got[5][0] == 7_000
 
 
+def test_a_mark_comes_when_the_pool_was_last_asked(device, pool):
+    """Its own time is of the program's clock, which has nothing to do with the pool's."""
+    recorder = _core.trace.Recorder()
+    mark = EVENT.pack(10**18, 0, 4, 0, _core.trace.KINDS["mark"], 0, ord("F"), 4)
+    recorder.record(mark)
+    device.advance_to(1_000)
+    pool.set_recorder(recorder)
+    recorder.record(mark)
+    for time in (3_000, 8_000):
+        device.advance_to(time)
+        pool.malloc(MIB, 7)
+        recorder.record(mark)
+    assert [(event[0], KINDS[event[4]]) for event in events_of(recorder)] == [
+        (0, "mark"), (0, "mark"), (0, "alloc"), (0, "mark"), (5_000, "alloc"), (5_000, "mark")]
+
+
 def test_a_recording_replays_to_the_figures_of_the_run(device, pool):
     recorder = _core.trace.Recorder()
     pool.set_recorder(recorder)

@@ -237,6 +237,26 @@ def test_warm_begins_with_the_third_iteration(trace):
     assert replay(trace)["driver_calls_warm"] > 0
 
 
+@pytest.mark.parametrize("clock", [0, 10**15], ids=["behind", "ahead"])
+def test_the_clock_of_marks_is_the_program_s(trace, clock):
+    """They are made by whatever clock the program has: time goes on as the pool's own events say."""
+    def run(mark):
+        writer = type(trace)()
+        for number in range(8):
+            writer.at(clock + number if mark else number * 100_000)
+            if mark:
+                writer.mark(number)
+            writer.at(number * 100_000).alloc(2 * number, 64 * MIB).free(2 * number)
+            writer.alloc(2 * number + 1, 64 * MIB, 1).at(number * 100_000 + 50_000).free(2 * number + 1, 1)
+        return replay(writer)
+
+    marked, bare = run(True), run(False)
+    assert marked["reserved_peak_bytes"] == bare["reserved_peak_bytes"]
+    assert marked["driver_calls"] == bare["driver_calls"]
+    assert marked["trace_time_warm_us"] == 450_000  # from iteration 3 on
+    assert replay(trace.at(clock).mark(5))["trace_time_warm_us"] == 0
+
+
 def test_without_marks_warm_is_the_second_half(trace):
     for i in range(10):
         trace.at(i * 10).alloc(i, 4096)

@@ -1,12 +1,15 @@
 """dymem's own trace files: what is written is read back, and nothing else is believed."""
 
+import gzip
+import lzma
 import os
 import struct
 
 import pytest
 
 from dymem import _core
-from dymem.errors import InvalidArgument
+from dymem.errors import InvalidArgument, TraceError
+from dymem.trace import load
 
 HEADER = 72
 
@@ -40,6 +43,20 @@ def test_the_layout_is_the_one_that_python_reads(written, events):
     assert not _core.trace.is_trace(b"DYMEM") and not _core.trace.is_trace(b"\x80\x04")
     first = struct.unpack_from(_core.trace.EVENT_FORMAT, events)
     assert first == (0, 0, 0, 5, _core.trace.KINDS["alloc"], 0, 0, -1)
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, gzip.compress], ids=["xz", "gz"])
+def test_compressed_ones_are_read_too(written, events, tmp_path, pack):
+    packed = tmp_path / "run.dymem.packed"
+    packed.write_bytes(pack(written.read_bytes()))
+    (recording,) = load(packed)
+    assert recording.events == load(written)[0].events and recording.device == 3
+    packed.write_bytes(pack(written.read_bytes()[:-40]))
+    with pytest.raises(TraceError, match=r"trace 'run\.dymem\.packed' is truncated"):
+        load(packed)
+    packed.write_bytes(pack(written.read_bytes())[:-20])
+    with pytest.raises(TraceError, match="cut short"):
+        load(packed)
 
 
 def test_empty_trace(tmp_path):

@@ -1,4 +1,4 @@
-"""Loads whatever trace a user names: a PyTorch snapshot (.pickle, .xz, .gz) or dymem's own format.
+"""Loads whatever trace a user names: a PyTorch snapshot or dymem's own format, either of them also as .xz or .gz.
 
 A Recording holds raw events (allocator/trace/event.hpp) that go to `_core.replay` as they are. Every refusal is a
 TraceError of one sentence that begins with the file's name.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 
 from dymem.errors import DymemError, TraceError
-from dymem.trace import child, snapshot
+from dymem.trace import child, plain, snapshot
 
 _SUFFIXES = {".pickle", ".pkl", ".xz", ".gz", ".dymem", ".trace", ".bin", ".snapshot"}
 OWN_MAGIC = b"DYMEMTRC"
@@ -50,7 +51,7 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
     """The recordings in a file, one for each device that did anything; with the addresses it tells if `layout`."""
     path = Path(path)
     try:
-        if _begins_with(path, OWN_MAGIC):
+        if _is_own(path):
             return [_own(path)]
         traces = child.read_apart(path, layout)
     except DymemError as error:
@@ -61,18 +62,34 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
 
 
 def _own(path: Path) -> Recording:
-    from dymem import _core
-
-    trace = _core.trace.read(str(path))
+    trace = _read_own(path)
     events, ignored = trace["events"], 0
     if trace["dropped"]:  # its beginning is gone: so are the allocations that some of its frees belong to
         events, ignored = snapshot.without_orphans(events)
     return Recording(name_of(path), str(path), trace["device"], events, ignored)
 
 
-def _begins_with(path: Path, magic: bytes) -> bool:
+def _read_own(path: Path) -> dict:
+    from dymem import _core
+
+    with open(path, "rb") as file:
+        if file.read(len(OWN_MAGIC)) == OWN_MAGIC:
+            return _core.trace.read(str(path))
     try:
-        with open(path, "rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False  # reading it as a snapshot says what is wrong
+        with tempfile.NamedTemporaryFile(suffix=".dymem") as unpacked:
+            unpacked.write(plain.read_bytes(path))
+            unpacked.flush()
+            return _core.trace.read(unpacked.name)
+    except OSError as error:
+        raise TraceError(f"it cannot be unpacked in {tempfile.gettempdir()}: {error.strerror or error}.") from None
+    except DymemError as error:
+        raise TraceError(str(error).replace(unpacked.name, path.name)) from None
+
+
+def _is_own(path: Path) -> bool:
+    """By the first bytes of what is in it; whatever cannot be opened is left to the reader of snapshots, who says why."""
+    try:
+        with plain.unpacking(path) as file:
+            return file.read(len(OWN_MAGIC)) == OWN_MAGIC
+    except Exception:  # whatever a damaged archive raises
+        return False

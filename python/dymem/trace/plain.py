@@ -33,7 +33,7 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to objects outside of itself")
 
 
-def _open(path: Path):
+def unpacking(path: Path):
     """The file unpacked, by what its first bytes say rather than by its name."""
     file = open(path, "rb")
     head = file.peek(6)[:6]
@@ -48,7 +48,7 @@ def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
     """The whole file, unpacked; TraceError if it is not there, cut short, or unpacks to more than `limit`."""
     data = bytearray()
     try:
-        with _open(path) as file:
+        with unpacking(path) as file:
             while chunk := file.read(_CHUNK):
                 data += chunk
                 if len(data) > limit:
