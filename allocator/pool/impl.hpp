@@ -97,6 +97,7 @@ struct Pool::Impl {
   bool give_back_idle_slabs();
   // --- waits.cpp: before growing past the budget by `fresh` bytes
   bool wait_where_free(Bytes fresh, StreamIndex by);
+  Epoch passed_for_free(StreamIndex by, StreamIndex on, StreamIndex busiest) const;
   bool wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by);
   bool wait_for_run(Bytes fresh, Bytes size, StreamIndex by);  // contiguous backing
   Bytes above_peak(double share) const;

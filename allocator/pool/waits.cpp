@@ -17,11 +17,13 @@ namespace dymem {
 constexpr double kPatience = 0.14;
 // The same, where the wait is expected to take no time.
 constexpr double kFreeWaits = 0.015;
-// A lesser stream's wait that ends this soon (ns) is as good as none: what it does runs beside the busiest one.
+// A lesser stream's wait that ends this soon (ns) is as good as none: what it does runs beside the busiest one. So is one
+// that ends within this part of the busiest one's backlog: who needs its result is enqueued behind all of that.
 constexpr Nanos kSoon = 10'000'000;
-// The peak of occupied bytes has settled once it has not risen while so many times as much was handed out: until then a
-// larger reserve is no waste.
-constexpr Bytes kSettled = 1;
+constexpr double kSoonOfBacklog = 0.75;
+// The peak of occupied bytes has settled once it has not risen (by more than this share) while so many times as much was
+// handed out: until then a larger reserve is no waste.
+constexpr Bytes kSettled = 1, kRisenShare = 64;
 
 Bytes Pool::Impl::above_peak(double share) const { return Bytes(double(counters.occupied_peak()) * (1 + share)); }
 
@@ -51,12 +53,19 @@ bool Pool::Impl::wait_for_busiest(Bytes fresh, Bytes size, StreamIndex by) {
 }
 
 void Pool::Impl::note_peak() {
-  if (counters.occupied_peak() <= settled_peak + settled_peak / 256) return;
+  if (counters.occupied_peak() <= settled_peak + settled_peak / kRisenShare) return;
   settled_peak = counters.occupied_peak();
   settled_since = counters.bytes_handed_out();
 }
 
 bool Pool::Impl::peak_settled() const { return counters.bytes_handed_out() - settled_since > kSettled * settled_peak; }
+
+// The newest epoch of `on` that `by` can wait for at no cost; 0: none.
+Epoch Pool::Impl::passed_for_free(StreamIndex by, StreamIndex on, StreamIndex busiest) const {
+  Epoch passed = streams.passed_by_then(by, on);
+  if (on != busiest) return passed;
+  return std::max(passed, streams.passed_within(on, std::max(kSoon, Nanos(double(streams.backlog(on)) * kSoonOfBacklog))));
+}
 
 // Before growing past the budget: what other streams freed and will have finished with when this one comes to use it
 // can be had by a wait that takes no time. False if there is none of it.
@@ -67,8 +76,7 @@ bool Pool::Impl::wait_where_free(Bytes fresh, StreamIndex by) {
   StreamIndex busiest = streams.busiest();
   for (std::size_t on = 0; on < streams.size(); on++) {
     if (on == by) continue;
-    Epoch passed = streams.passed_by_then(by, StreamIndex(on));
-    if (on == busiest) passed = std::max(passed, streams.passed_within(busiest, kSoon));
+    Epoch passed = passed_for_free(by, StreamIndex(on), busiest);
     if (!passed) continue;
     bool some = false;
     for (GranuleId g = 0; g < space.granules() && !some; g++) {
@@ -96,8 +104,7 @@ bool Pool::Impl::wait_for_run(Bytes fresh, Bytes size, StreamIndex by) {
   if (peak_settled() && risen > above_peak(kFreeWaits))
     for (std::size_t on = 0; on < streams.size(); on++) {
       if (on == by) continue;
-      Epoch passed = streams.passed_by_then(by, StreamIndex(on));
-      if (on == busiest) passed = std::max(passed, streams.passed_within(busiest, kSoon));
+      Epoch passed = passed_for_free(by, StreamIndex(on), busiest);
       if (wait(StreamIndex(on), passed)) return true;
     }
   return risen > above_peak(kPatience) && busiest != by && wait(busiest, streams.closed_epoch(busiest));

@@ -85,6 +85,10 @@ class StreamTable {
   // The newest closed epoch of `on` that it has probably passed by the time `waiter` comes to what is enqueued now, so
   // that waiting for it takes no time; 0 if there is none. Decision 0005.
   Epoch passed_by_then(StreamIndex waiter, StreamIndex on) const;
+  // How far the host is ahead of the device there (ns): since the oldest closed epoch that has not finished.
+  Nanos backlog(StreamIndex on) const {
+    return streams_[on].closed.empty() ? 0 : driver_.now() - streams_[on].closed.front().at;
+  }
   // The newest closed epoch of `on` that the device will probably have passed within about `soon` ns.
   Epoch passed_within(StreamIndex on, Nanos soon) const;
   bool has_unfinished() const;  // closed epochs not yet seen finished
