@@ -8,6 +8,7 @@ namespace dymem {
 void bind_driver(pybind11::module_ m);                           // dymem._core.driver
 void bind_pool(pybind11::module_ m);                             // dymem._core.pool
 void bind_tagger(pybind11::module_ m);                           // dymem._core.pool.Tagger
+void bind_period(pybind11::module_ m);                           // dymem._core.pool.PeriodFinder
 void bind_trace(pybind11::module_ m, pybind11::module_ parent);  // dymem._core.trace, and replay() on _core itself
 void bind_abi(pybind11::module_ m);                              // dymem._core.abi
 

@@ -82,6 +82,7 @@ PYBIND11_MODULE(_core, m) {
   pybind11::module_ pool = m.def_submodule("pool", "The pool itself, on any driver.");
   dymem::bind_pool(pool);
   dymem::bind_tagger(pool);
+  dymem::bind_period(pool);
   dymem::bind_trace(m.def_submodule("trace", "dymem's own trace format."), m);
   dymem::bind_abi(m.def_submodule("abi", "The pools of this process and their configuration."));
 }

@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::uint32_t kNoPlace = ~std::uint32_t{0};
 constexpr std::uint32_t kNoSteps = 0x7f7f7f7f;  // as the last ones of a stream that did nothing: no step is 0x7f
-constexpr Bytes kNoSize = ~Bytes{0};
 
 std::uint32_t with(std::uint32_t last, std::int8_t step) { return last << 8 | std::uint8_t(step); }
 static_assert(Tagger::kAligned == sizeof(std::uint32_t));
@@ -85,17 +84,14 @@ struct Tagger::Follower {
     lost = at == kNoPlace;
     if (!lost) next = pattern->after(at);
   }
-  std::int8_t step_of(Bytes bytes) const { return bytes == size ? kAlike : kOther; }
 
   StreamId stream = 0;
   const Pattern* pattern = nullptr;  // nullptr: all is untagged
   std::uint32_t next = 0;
   std::uint32_t last = kNoSteps;
   bool lost = false;
-  Bytes size = kNoSize;
+  StreamSteps steps;
   std::uint64_t used = 0;  // Following::turn when it last did something
-  std::uint32_t count = 0;
-  Addr born[kFar] = {};  // by number of the allocation, modulo kFar; 0: freed
 };
 
 struct Tagger::Following {
@@ -181,7 +177,7 @@ Mobility Tagger::next(StreamId stream, Bytes bytes) noexcept {
   if (!following_) return Mobility::untagged;
   const Follower& f = following_->of(stream);
   if (!f.pattern) return Mobility::untagged;
-  const std::uint32_t at = f.place(f.step_of(bytes));
+  const std::uint32_t at = f.place(f.steps.step_of(bytes));
   return at == kNoPlace ? Mobility::untagged : Mobility(f.pattern->classes[at]);
 }
 
@@ -189,9 +185,7 @@ void Tagger::allocated(StreamId stream, Bytes bytes, Addr at, Mobility given) no
   std::lock_guard lock(lock_);
   if (!following_) return;
   Follower& f = following_->of(stream);
-  f.go(f.step_of(bytes), &stats_);
-  f.size = bytes;
-  f.born[f.count++ % kFar] = at;
+  f.go(f.steps.allocated(bytes, at), &stats_);
   stats_.allocations++;
   stats_.allocated_bytes += bytes;
   if (given == Mobility::untagged) return;
@@ -203,10 +197,7 @@ void Tagger::freed(StreamId stream, Addr at) noexcept {
   std::lock_guard lock(lock_);
   if (!following_) return;
   Follower& f = following_->of(stream);
-  unsigned age = 1;
-  while (age < kFar && f.born[(f.count - age) % kFar] != at) age++;
-  if (age < kFar) f.born[(f.count - age) % kFar] = 0;
-  f.go(std::int8_t(age), &stats_);
+  f.go(f.steps.freed(at), &stats_);
 }
 
 FollowingStats Tagger::stats() const {

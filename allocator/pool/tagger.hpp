@@ -21,6 +21,7 @@
 #include "base/lock.hpp"
 #include "base/units.hpp"
 #include "pool/mobility.hpp"
+#include "pool/stream_steps.hpp"
 
 namespace dymem {
 
@@ -54,8 +55,8 @@ struct FollowingStats {  // since follow()
 
 class Tagger {
  public:
-  static constexpr std::int8_t kAlike = 0, kOther = -1;  // an allocation as large as the stream's one before, or not
-  static constexpr unsigned kFar = 16;                   // allocations: a free's age at most
+  static constexpr std::int8_t kAlike = StreamSteps::kAlike, kOther = StreamSteps::kOther;
+  static constexpr unsigned kFar = StreamSteps::kFar;
   static constexpr unsigned kAligned = 4;  // steps that must be the same where a departed stream is taken up again
   static constexpr std::size_t kStreamsMax = 64;
 
