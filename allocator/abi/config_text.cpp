@@ -150,6 +150,13 @@ constexpr Key kKeys[] = {
      [](const ProcessConfig& c) { return std::to_string(c.emulated_devices); }},
     {"trace", [](ProcessConfig& c, std::string_view k, std::string_view v) { c.record_trace = parse_switch(k, v); },
      [](const ProcessConfig& c) { return switch_text(c.record_trace); }},
+    {"mobility",
+     [](ProcessConfig& c, std::string_view k, std::string_view v) {
+       const std::string text = lower(v);
+       if (text != "auto" && text != "off") bad_value(k, v, "off or auto");
+       c.automatic_mobility = text == "auto";
+     },
+     [](const ProcessConfig& c) -> std::string { return c.automatic_mobility ? "auto" : "off"; }},
 };
 
 std::string key_list() {

@@ -28,6 +28,7 @@ struct ProcessConfig {
   Bytes emulated_capacity = 8 * kGiB;  // size of each emulated device
   int emulated_devices = 1;
   bool record_trace = false;
+  bool automatic_mobility = false;  // heeded by python/dymem/mobility/automatic.py
 };
 
 // Parses "key:value,key:value" (keys as in dymem.Config); throws InvalidArgument naming the valid keys.

@@ -89,7 +89,8 @@ Period find_period(const std::vector<std::int8_t>& steps) {
     if (!met[top]) continue;
     const auto low = (4 * top + 4) / 5;
     for (std::size_t i = n - 2 * top; i < n; i++)
-      if (places[i].gap >= low && places[i].gap <= top) counts[places[i].gap]++;
+      if ((places[i].steady || places[i].fresh) && places[i].gap >= low && places[i].gap <= top)
+        counts[places[i].gap]++;
     std::uint32_t period = 0, most = 0;
     for (std::size_t gap = low; gap <= top; gap++)
       if (counts[gap] && counts[gap] >= most) most = counts[gap], period = std::uint32_t(gap);

@@ -18,6 +18,7 @@
 #include "abi/peer_driver.hpp"
 #include "torch/following.hpp"
 #include "torch/history.hpp"
+#include "torch/searching.hpp"
 #include "torch/watching.hpp"
 
 namespace dymem {
@@ -69,6 +70,20 @@ void read_settings() noexcept {
   try {
     (void)native::CUDAAllocatorConfig::per_process_memory_fraction();
   } catch (...) {
+  }
+}
+
+// A block is about to be freed: to who follows or searches, by its stream.
+void tell_of_free(const void* pointer) noexcept {
+  const Addr at = to_addr(pointer);
+  try {
+    BlockInfo block;
+    Pool* const owner = pool_of(at);
+    if (!owner || !owner->find(at, &block) || block.address != at) return;
+    const int device = owner->driver().device();
+    if (watching() & Watch::searching) searching().freeing(device, block.stream, at);
+    if (watching() & Watch::following) following().tagger(device).freed(block.stream, at);
+  } catch (...) {  // what watches must not keep a block from being freed
   }
 }
 
@@ -136,11 +151,12 @@ void* TorchAllocator::malloc_watched(size_t size, int device, StreamId stream) {
 
 // With its class, if allocations are followed. What spare MemPools gave is none of the pool's.
 void* TorchAllocator::malloc_followed(size_t size, int device, StreamId stream) {
-  if (!(watching() & Watch::following) || !pool_if_made(device)) return malloc_in_pool(size, device, stream);
-  Tagger& tagger = following().tagger(device);
-  const Mobility mobility = tagger.next(stream, size);
+  const bool follows = (watching() & Watch::following) && pool_if_made(device);
+  const Mobility mobility = follows ? following().tagger(device).next(stream, size) : Mobility::untagged;
   void* const pointer = malloc_in_pool(size, device, stream, mobility);
-  if (!forwarded_.holds(pointer)) tagger.allocated(stream, size, to_addr(pointer), mobility);
+  if (!(watching() & (Watch::following | Watch::searching)) || forwarded_.holds(pointer)) return pointer;
+  if (follows) following().tagger(device).allocated(stream, size, to_addr(pointer), mobility);
+  if (watching() & Watch::searching) searching().allocated(device, stream, size, pointer);
   return pointer;
 }
 
@@ -239,7 +255,7 @@ void TorchAllocator::delete_block(void* pointer) noexcept {
 }
 
 void TorchAllocator::delete_watched(void* pointer) noexcept {
-  if (watching() & Watch::following) following().freeing(pointer);
+  if (watching() & (Watch::following | Watch::searching)) tell_of_free(pointer);
   if (!(watching() & Watch::history)) return delete_unwatched(pointer);
   History::Call call(history(), -1, History::Doing::free);
   delete_unwatched(pointer);

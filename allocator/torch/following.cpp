@@ -64,14 +64,4 @@ FollowingStats Following::stats() const {
   return sum;
 }
 
-void Following::freeing(const void* pointer) noexcept {
-  const auto at = reinterpret_cast<Addr>(pointer);
-  try {
-    BlockInfo block;
-    Pool* const owner = pool_of(at);
-    if (owner && owner->find(at, &block) && block.address == at) tagger(owner->driver().device()).freed(block.stream, at);
-  } catch (...) {  // what watches must not keep a block from being freed
-  }
-}
-
 }  // namespace dymem

@@ -6,7 +6,7 @@
 //       (abi/holders.hpp) do not pass here; where the profile has some, a stream departs and is taken up again.
 //   W3  Nothing throws, and nothing is asked of a pool under a Tagger's lock.
 //   W4  Of a block the pool knows the stream, so nothing is kept for a block but in the Tagger's few last ones. It is asked
-//       before the block is freed, when nobody else can have its address.
+//       before the block is freed (adapter.cpp), when nobody else can have its address.
 // Locks: one mutex around switching; a Tagger's own is a leaf.
 #pragma once
 #include <utility>
@@ -29,7 +29,6 @@ class Following {
   FollowingStats stats() const;  // of all devices, since follow()
 
   Tagger& tagger(int device) { return taggers_[device]; }  // a device of registry.hpp's
-  void freeing(const void* pointer) noexcept;              // a block, about to be freed
 
  private:
   friend Following& following();

@@ -17,6 +17,7 @@ namespace dymem {
 void bind_tools(pybind11::module_& m);      // tools_module.cpp
 void bind_op_log(pybind11::module_& m);     // op_log_module.cpp
 void bind_following(pybind11::module_& m);  // following_module.cpp
+void bind_searching(pybind11::module_& m);  // searching_module.cpp
 
 namespace {
 
@@ -149,6 +150,7 @@ PYBIND11_MODULE(_torch, m) {
   bind_tools(m);
   bind_op_log(m);
   bind_following(m);
+  bind_searching(m);
   bind_stand_in(m);
 }
 

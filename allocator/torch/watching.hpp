@@ -10,6 +10,7 @@ namespace dymem {
 struct Watch {
   static constexpr std::uint8_t history = 1;    // memory history is on, or there is a tracker (history.hpp)
   static constexpr std::uint8_t following = 2;  // allocations get their classes by a profiled iteration (following.hpp)
+  static constexpr std::uint8_t searching = 4;  // iterations are looked for (searching.hpp)
 };
 
 namespace detail {

@@ -21,8 +21,8 @@ from dymem.sleeping import SleepReport, free_host_slabs, sleep, tagged, wake
 
 __all__ = ["Config", "ConfigError", "DriverError", "DymemError", "InstallError", "InternalError", "InvalidArgument",
            "OutOfMemory", "SleepError", "SleepReport", "TraceError", "__version__", "cupy_allocator", "cupy_record_stream",
-           "empty_cache", "errors", "free_host_slabs", "include_path", "install", "library_path", "memory_stats", "save_trace",
-           "sleep", "tagged", "wake"]
+           "empty_cache", "errors", "free_host_slabs", "include_path", "install", "iteration", "library_path", "memory_stats",
+           "save_trace", "sleep", "tagged", "wake"]
 
 
 def memory_stats(device: int = 0) -> dict:
@@ -30,7 +30,8 @@ def memory_stats(device: int = 0) -> dict:
 
     held_bytes.torch, held_bytes.cupy … say who holds the live bytes: CuPy through dymem.cupy_allocator, programs in C by the
     name that they give, PyTorch the rest. unusable_free.2^21 …: of what is free, the share that a request of so many bytes
-    cannot use (HPDC 2020, section 3.3.1); 0 is no fragmentation.
+    cannot use (HPDC 2020, section 3.3.1); 0 is no fragmentation. mobility.following, mobility.tagged …: whether allocations get
+    classes by a profiled iteration, and how many did, on all devices (dymem.mobility.following_stats).
     """
     from dymem import _core
 
@@ -40,7 +41,21 @@ def memory_stats(device: int = 0) -> dict:
         raise InvalidArgument(f"{device!r} is no number of a device; write for example dymem.memory_stats(0)") from None
     others = _core.abi.held_by_others(device)
     stats["held_bytes.torch"] = max(0, stats["allocated_bytes.all.current"] - sum(others.values()))
-    return stats | {f"held_bytes.{name}": held for name, held in others.items()}
+    from dymem.mobility.live import following_stats
+
+    followed = {f"mobility.{name}": int(value) for name, value in following_stats().items()}
+    return stats | {f"held_bytes.{name}": held for name, held in others.items()} | followed
+
+
+def iteration() -> None:
+    """Marks that an iteration of the program begins here; about a microsecond, and it changes nothing that is computed.
+
+    Needed by nothing. With mobility:auto, iterations are then profiled from mark to mark (docs/mobility.md); with trace:on, the
+    trace has the iterations' numbers, from 0, on what comes after.
+    """
+    from dymem.mobility import automatic
+
+    automatic.mark_iteration()
 
 
 def empty_cache() -> int:

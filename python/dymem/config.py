@@ -112,6 +112,8 @@ class Config:
     emulated_capacity: int = _key(8 << 30, _capacity, "Bytes that each emulated device has.")
     emulated_devices: int = _key(1, _count, "How many emulated devices there are.")
     trace: bool = _key(False, _switch, "Record what the pool is asked, for `dymem replay`.")
+    mobility: str = _key("off", _one_of("off", "auto"), "auto: profile one iteration, once iterations are recognised, and "
+                         "group what the next ones allocate by how long it is held.")
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

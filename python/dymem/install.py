@@ -57,6 +57,10 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
         nccl_settings.keep_captured_buffers_unregistered(os.environ, wanted.backing)
         alloc_conf.watch(torch, backend)
         _installed = wanted
+        if wanted.mobility == "auto":
+            from dymem.mobility import automatic
+
+            automatic.start(adapter)
 
 
 _TOO_LATE = ("CUDA was used in this process before dymem.install(), and PyTorch's allocator cannot be replaced any more: "

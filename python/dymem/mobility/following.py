@@ -119,14 +119,22 @@ class Follower:
 
 def patterns(facts: Facts, classes: list[int], again: bool = False) -> dict[tuple[int, int], Pattern]:
     """The pattern of each (device, stream) of the profiled iteration, in the order in which they appear. again: for cycles,
-    where another such iteration was before it, so that its first allocation comes after its last."""
+    where another such iteration was before it: its first allocation comes after its last, and what it frees of before is as old
+    as what it leaves behind itself, of the same size, the first for the first."""
     moments = [(a.at, True, a) for a in facts.allocations]
     moments += [(a.freed, False, a) for a in (*facts.allocations, *facts.older) if a.freed is not None]
     found: dict[tuple[int, int], Pattern] = collections.defaultdict(Pattern)
     steps: dict[tuple[int, int], Steps] = collections.defaultdict(Steps)
     if again:
+        left: dict[tuple[int, int, int], collections.deque[int]] = collections.defaultdict(collections.deque)
         for a in facts.allocations:
             steps[a.device, a.stream].size = a.bytes
+            if a.freed is None:
+                left[a.device, a.stream, a.bytes].append(a.place)
+        made = collections.Counter((a.device, a.stream) for a in facts.allocations)
+        for a in sorted((a for a in facts.older if a.freed is not None), key=lambda a: a.freed):
+            if places := left[a.device, a.stream, a.bytes]:
+                steps[a.device, a.stream].born[a.index] = places.popleft() - made[a.device, a.stream]
     for _, comes, a in sorted(moments, key=lambda moment: moment[0]):
         stream = a.device, a.stream
         if comes:

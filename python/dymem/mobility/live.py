@@ -27,6 +27,7 @@ def follow(facts: Facts, rule: str = "lifetime") -> bool:
     InvalidArgument if dymem is not installed, or there is no such rule."""
     following = _following()
     tags = classes(facts, rule)
+    _stand_aside()
     if not facts.complete or not facts.allocations:
         following.stop()
         why = facts.notes[0] if facts.notes else "nothing was allocated in it."
@@ -41,6 +42,7 @@ def stop_following() -> None:
     """All that is allocated from now on is untagged. Nothing happens if nothing was followed."""
     adapter = sys.modules.get("dymem._torch")
     if adapter is not None:
+        _stand_aside()
         adapter.following.stop()
 
 
@@ -59,6 +61,12 @@ def following_stats() -> dict[str, int | bool]:
 
 
 _FIGURES = ("allocations", "tagged", "departures", "allocated_bytes", "tagged_bytes", "streams")
+
+
+def _stand_aside() -> None:
+    from dymem.mobility import automatic
+
+    automatic.stand_aside()
 
 
 def _following():

@@ -42,6 +42,7 @@ class Profile:
     def __enter__(self) -> Profile:
         if not self.host:
             _check_pools()
+        _stand_aside()
         op_log = _op_log()
         op_log.start(self.host)
         self._log = self._facts = None
@@ -92,6 +93,12 @@ def _op_log():
     from dymem import _adapter_build
 
     return _adapter_build.load(torch).op_log
+
+
+def _stand_aside() -> None:
+    from dymem.mobility import automatic
+
+    automatic.stand_aside()
 
 
 def _check_pools() -> None:

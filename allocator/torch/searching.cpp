@@ -1,0 +1,75 @@
+// See searching.hpp (R1..R4).
+#include "torch/searching.hpp"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <new>
+
+#include "torch/watching.hpp"
+
+namespace dymem {
+
+namespace {
+std::mutex& switching() {
+  static auto* const mutex = new std::mutex;
+  return *mutex;
+}
+}  // namespace
+
+Searching::Searching() {
+  // As for what is followed: a child that is forked has no pool, and its copy of a lock may be held by nobody it has.
+  pthread_atfork(nullptr, nullptr, [] {
+    set_watching(Watch::searching, false);
+    new (&switching()) std::mutex;
+    for (PeriodFinder& finder : searching().finders_) finder.made_in_child();
+  });
+}
+
+Searching& searching() {
+  static auto* const instance = new Searching;
+  return *instance;
+}
+
+void Searching::start(void (*waker)()) {
+  std::lock_guard lock(switching());
+  waker_ = waker;
+  set_watching(Watch::searching, true);
+}
+
+void Searching::stop() {
+  std::lock_guard lock(switching());
+  set_watching(Watch::searching, false);
+  for (PeriodFinder& finder : finders_) finder.clear();
+}
+
+bool Searching::on() const { return watching() & Watch::searching; }
+
+int Searching::busiest() const {
+  int most = 0;
+  for (int device = 1; device < kDevicesMax; device++)
+    if (finders_[device].steps() > finders_[most].steps()) most = device;
+  return most;
+}
+
+std::uint64_t Searching::steps() const { return finders_[busiest()].steps(); }
+
+Period Searching::find() const { return finders_[busiest()].find(); }
+
+void Searching::wake_at(std::uint64_t step) {
+  for (PeriodFinder& finder : finders_) finder.wake_at(step);
+}
+
+void Searching::wake() noexcept {
+  if (auto* const waker = waker_.load()) waker();
+}
+
+void Searching::allocated(int device, StreamId stream, Bytes bytes, const void* pointer) noexcept {
+  if (finders_[device].allocated(stream, bytes, reinterpret_cast<Addr>(pointer))) wake();
+}
+
+void Searching::freeing(int device, StreamId stream, Addr at) noexcept {
+  if (finders_[device].freed(stream, at)) wake();
+}
+
+}  // namespace dymem
