@@ -61,7 +61,7 @@ std::uint32_t repeats_of(const std::vector<Place>& places, std::uint32_t period)
   for (std::size_t end = places.size(); end >= period; end -= period, repeats++) {
     std::uint64_t strange = 0;
     for (std::size_t i = end - period; i < end; i++) strange += beyond(places[i].gap, period);
-    if (8 * strange > period) break;
+    if (4 * strange > period) break;
   }
   return repeats;
 }

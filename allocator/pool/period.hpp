@@ -11,15 +11,11 @@
 //       largest to that), and of the last 2 P places at least twice as many are steady with a gap within a quarter of P
 //       as have one beyond 5/4 P or none. Groups are tried from the largest gap down. Of P <= 1/3 of all steps.
 //   P2  A larger group that has as many such places, of which some were met only twice so far, may be the period once
-//   it is
-//       steady: then nothing is said yet. So layers and micro-batches do not pass for iterations once an iteration is
-//       over.
-//   P3  *Repeats* are the runs of P steps, counted back from the last step, in which at most an eighth of the places
-//   have a
-//       gap beyond 5/4 P or none. Fewer than two, or less than a quarter of all steps: nothing is said.
-//   P4  Cost is linear in the steps, and is paid by who asks: a step itself costs a byte. Memory is bounded: kKept
-//   steps of
-//       each of kStreams streams; of longer ones the older half is dropped, of more streams the least busy one.
+//       it is steady: then nothing is said yet. So layers and micro-batches are no iterations once one is over.
+//   P3  *Repeats* are the runs of P steps, counted back from the last step, in which at most a quarter of the places
+//       have a gap beyond 5/4 P or none. Fewer than two, or less than a quarter of all steps: nothing is said.
+//   P4  Cost is linear in the steps, and paid by who asks: a step itself costs a byte. Memory is bounded: kKept steps
+//       of each of kStreams streams. The older half of a longer one goes, and the least busy of more streams.
 // What no step shows is not found: accumulated gradients whose iterations differ from micro-batches in nothing have the
 // micro-batch's period; and within the first iterations, a repetition inside may be taken for one. Who asks must wait.
 // Locks: a PeriodFinder's own is a leaf: nothing is called under it. find_period() takes none.
