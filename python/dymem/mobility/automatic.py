@@ -115,12 +115,16 @@ class Search:
             return
         self.period, repeats, _ = found
         inside = sum(mark > now - self.period * repeats for mark in self.marks)
-        each = round(inside / repeats)
-        if each < 1 or abs(inside - each * repeats) > 1:
-            return  # the period is not one of marks: a part of an iteration that repeats
+        each = max(1, round(inside / repeats))
         marks = list(self.marks)[-1 - inside:]
         lengths = [late - early for early, late in zip(marks, marks[each:])] or [self.period]
-        slack = max(2, self.period // 64, max(lengths) - min(lengths))
+        vary = max(lengths) - min(lengths)
+        if inside < repeats - 1:  # several periods between marks: an iteration of equal parts, once it was seen thrice
+            if inside < 3 or 8 * vary > self.period:
+                return
+        elif abs(inside - each * repeats) > 1:
+            return  # marks have another period
+        slack = max(2, self.period // 64, vary)
         self.lengths = min(lengths) - slack, max(lengths) + slack
         self.begin(now, each)
         self.searching.wake_at(now + 2 * self.lengths[1])
