@@ -2,11 +2,17 @@
 
     python bench/profile_cost.py --json bench/results/profile_cost-cpu.json      # CPU memory, anywhere
     python bench/profile_cost.py --device cuda --json bench/results/profile_cost.json
+    python bench/profile_cost.py --automatic --json bench/results/automatic_cost-cpu.json    # `--device cuda` too
 
 Plain and profiled steps of one model take turns in one process: P, Q, P, P, Q, P, … where Q is profiled. `profiled_ratio` is
 the median of Q over the median of the P before a Q; `after_ratio` that of the P after a Q over the same. Models: a ResNet-32
 and a transformer of a size at which computing counts, and `tiny_ops`, three hundred operators on 64 numbers each, where
 nothing but the cost of a call counts: the worst that can happen.
+
+`--automatic` trains under mobility:auto instead. Until an iteration is followed, steps are timed one by one; then followed and
+untagged ones take turns: `followed_ratio` is the median of the former over that of the latter, and `looking_ratio` that of the
+steps while iterations were being looked for. On the CPU the memory is the emulated driver's: `layers` computes on the CPU and takes
+of the pool what its layers would, and `calls` does nothing else, so that only the cost of a call counts.
 """
 
 from __future__ import annotations
@@ -16,7 +22,9 @@ import importlib.util
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Callable
@@ -97,11 +105,95 @@ def measure(step: Callable[[int], float], pairs: int, host: bool, synchronize: C
             "bytes_by_role": facts.bytes_by_role()}
 
 
+def pooled(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
+    """Programs whose memory is a pool's."""
+    import torch
+
+    if device == "cuda":
+        return models(device)
+    from dymem import _torch
+
+    class Take(torch.autograd.Function):
+        """As a layer on a GPU: workspace, a tensor saved for backward, a gradient on its way."""
+
+        @staticmethod
+        def forward(ctx, x, i):
+            _torch.allocate_on(1 << 20).free()
+            ctx.kept = _torch.allocate_on((1 + i % 5) << 16)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            gradient = _torch.allocate_on(1 << 18)
+            ctx.kept.free()
+            gradient.free()
+            return grad, None
+
+    def program(width: int, rows: int, layers: int) -> Callable[[int], float]:
+        net = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        batch = torch.randn(rows, width)
+
+        def step(i: int) -> float:
+            x = batch
+            for number, layer in enumerate(net):
+                x = Take.apply(layer(x).relu(), number)
+            loss = x.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.item()
+
+        return step
+
+    return {"layers": lambda: program(512, 256, 24), "calls": lambda: program(2, 1, 48)}
+
+
+def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Callable[[], None]) -> dict[str, object]:
+    from dymem.mobility import Profile, automatic, follow, following_stats, stop_following
+
+    def timed(i: int) -> float:
+        synchronize()
+        began = time.perf_counter()
+        step(i)
+        synchronize()
+        return time.perf_counter() - began
+
+    def median_ms(seconds: list[float]) -> float:
+        return round(1e3 * statistics.median(seconds), 3)
+
+    first = []
+    while not following_stats()["following"] and len(first) < 60:
+        first.append(timed(len(first)))
+    if not following_stats()["following"]:
+        return {"followed_after": None, "state": automatic._search.state}
+    for i in range(3):
+        timed(i)
+    stats = following_stats()
+    with Profile() as profile:
+        step(0)
+    followed, untagged = [], []
+    for i in range(pairs):
+        follow(profile.facts)
+        timed(i)
+        followed.append(timed(i))
+        stop_following()
+        timed(i)
+        untagged.append(timed(i))
+    plain = statistics.median(untagged)
+    return {"followed_after": len(first), "step_ms": median_ms(untagged), "followed_ms": median_ms(followed),
+            "followed_ratio": round(statistics.median(followed) / plain, 3),
+            "looking_ratio": round(statistics.median(first[1:-1]) / plain, 3),
+            "profiled_and_concluded_ms": round(1e3 * (first[-1] - plain), 1),  # what the last step cost more
+            "allocations": stats["allocations"], "tagged": stats["tagged"], "departures": stats["departures"]}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="The cost of a profiled iteration.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--only", help="one of resnet32, transformer, tiny_ops")
+    parser.add_argument("--only", help="one of resnet32, transformer, tiny_ops; of layers, calls")
+    parser.add_argument("--automatic", action="store_true", help="under mobility:auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     import torch
@@ -110,6 +202,9 @@ def main() -> int:
         if not torch.cuda.is_available():
             print("profile_cost: torch sees no GPU here", file=sys.stderr)
             return 2
+    if options.automatic:
+        return automatically(options)
+    if options.device == "cuda":
         import dymem
 
         dymem.install()
@@ -122,12 +217,44 @@ def main() -> int:
             figures = results[name]
             print(f"{name}: step {figures['step_ms']} ms, profiled {figures['profiled_ratio']} x, after it "
                   f"{figures['after_ratio']} x; facts of {figures['nodes']} nodes in {figures['facts_ms']} ms", flush=True)
+    write(options, results)
+    return 0
+
+
+def automatically(options: argparse.Namespace) -> int:
+    """One model a process, since only one iteration of a process is looked for."""
+    import dymem
+    import torch
+
+    torch.manual_seed(0)
+    dymem.install(mobility="auto", **({} if options.device == "cuda" else {"driver": "emulated"}))
+    programs = pooled(options.device)
+    if options.only is None:
+        results = {}
+        for name in programs:
+            with tempfile.TemporaryDirectory() as folder:
+                part = Path(folder) / "part.json"
+                subprocess.run([sys.executable, __file__, "--automatic", "--device", options.device, "--pairs", str(options.pairs),
+                                "--only", name, "--json", str(part)], check=True)
+                results |= json.loads(part.read_text())["models"]
+    else:
+        synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+        results = {options.only: measure_automatic(programs[options.only](), options.pairs, synchronize)}
+        figures = results[options.only]
+        print(f"{options.only}: followed after {figures['followed_after']} steps; step {figures.get('step_ms')} ms, followed "
+              f"{figures.get('followed_ratio')} x, looked for {figures.get('looking_ratio')} x", flush=True)
+    write(options, results)
+    return 0
+
+
+def write(options: argparse.Namespace, results: dict[str, dict]) -> None:
+    import torch
+
     where = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     result = {"device": where, "torch": torch.__version__, "python": sys.version.split()[0], "pairs": options.pairs,
               "commit": os.environ.get("DYMEM_COMMIT", ""), "models": results}
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
