@@ -154,6 +154,7 @@ def test_inference_and_foreign_optimizers_are_found_without_marks(script):
     said = script(PROGRAM + """
 automatic.FIRST_LOOK = 64
 _torch.searching.wake_at(64)
+del optimizer
 @torch.no_grad()
 def infer():
     told.clear()
@@ -170,6 +171,7 @@ assert following_stats()["departures"] <= 2, following_stats()
     said = script(PROGRAM + """
 automatic.FIRST_LOOK = 64
 _torch.searching.wake_at(64)
+del optimizer
 def step():  # an optimizer that PyTorch does not know
     told.clear()
     batch().backward()
@@ -187,6 +189,19 @@ assert told[:18] + told[19:] == ALL[:18] + ["temporary"] * 11, told
 assert following_stats()["departures"] <= 2 and pool.audit() == []
 """, conf=AUTO)
     assert said.err == ""
+
+
+def test_a_validation_before_training_is_not_followed(script):
+    script(PROGRAM + """
+automatic.FIRST_LOOK = 64
+_torch.searching.wake_at(64)
+with torch.no_grad():
+    for _ in range(200): net(torch.ones(2, 8))
+assert automatic._search.state == "looking" and automatic._search.before > 0
+for _ in range(40): step()
+over()
+assert told == ALL
+""", conf=AUTO)
 
 
 def test_the_user_marks_iterations(script):

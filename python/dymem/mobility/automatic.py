@@ -15,6 +15,7 @@ profile begins at a mark and ends as many marks later as there are in a period.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ ATTEMPTS = 3           # profiles
 REPEATS = 2            # of the period where marks tell that an iteration is over
 REPEATS_UNMARKED = 16  # where nothing but the period does
 MARKS_KEPT = 4096
+PRELUDE = 4            # iterations: what comes before the first mark is forgotten if it is longer
 
 SEARCH, OPTIMIZER, USER = range(3)  # who marks: a higher one is believed instead of a lower
 LOOKING, BEGINNING, PROFILING, ENDED = "looking", "beginning", "profiling", "ended"
@@ -99,6 +101,9 @@ class Search:
             self.rank, self.marked, self.next_look = rank, 0, 3
             self.marks.clear()
         now = self.searching.steps()
+        if self.marked == 1 and self.marks[0] > PRELUDE * (now - self.marks[0]):
+            self.forget()  # the program has begun with something else, which would count as history of its iterations
+            now = 0
         self.marks.append(now)
         self.marked += 1
         if self.state == PROFILING:
@@ -107,6 +112,12 @@ class Search:
                 self.conclude(now)
         elif self.marked >= self.next_look:
             self.look(now)
+
+    def forget(self) -> None:
+        self.marks.clear()
+        self.searching.stop()
+        self.searching.start(self.woken)
+        self.searching.wake_at(FIRST_LOOK)
 
     def look(self, now: int) -> None:
         self.next_look = self.marked + max(1, self.marked // 4)
@@ -154,7 +165,8 @@ class Search:
             return
         found = self.searching.find()
         before, self.before = self.before, found[0] if found else 0
-        if found and found[1] >= REPEATS_UNMARKED and 8 * abs(found[0] - before) <= before:
+        alike = found and found[1] >= REPEATS_UNMARKED and 8 * abs(found[0] - before) <= before
+        if alike and not _has_optimizer():  # of one that has made no step yet, this is no training: a validation before it
             self.period, _, since = found
             self.state = BEGINNING
             self.searching.wake_at(now + self.period - since % self.period)
@@ -244,6 +256,12 @@ def _mark_traces(iteration: int) -> None:
     for device in range(_core.abi.DEVICES_MAX):
         if _core.abi.made(device):
             _core.abi.recorder(device).record(event)
+
+
+def _has_optimizer() -> bool:
+    from torch.optim import Optimizer
+
+    return any(issubclass(type(thing), Optimizer) for thing in gc.get_objects())
 
 
 def _failed_requests() -> int:
