@@ -96,13 +96,13 @@ def test_layers_micro_batches_and_parameters_are_no_iterations(layers, equal, mi
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(6, 16), st.integers(0, 99), st.integers(6, 12), st.data())
+@given(st.integers(8, 16), st.integers(0, 99), st.integers(6, 12), st.data())
 def test_small_departures(layers, seed, iterations, data):
-    """In some iterations some steps are others, are missing, or there are more of them."""
+    """In every second iteration, or fewer, some steps are others, are missing, or there are more of them."""
     one, steps = training(layers, False, seed=seed), list(START)
-    for _ in range(iterations):
+    for i in range(iterations):
         turn = list(one)
-        if data.draw(st.booleans()):
+        if i % 2 == 0 and data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(turn) - 1))
             turn[at:at + data.draw(st.integers(0, 4))] = data.draw(st.lists(st.integers(OTHER, FAR), max_size=4))
         steps += turn
