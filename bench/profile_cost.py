@@ -9,9 +9,9 @@ the median of Q over the median of the P before a Q; `after_ratio` that of the P
 and a transformer of a size at which computing counts, and `tiny_ops`, three hundred operators on 64 numbers each, where
 nothing but the cost of a call counts: the worst that can happen.
 
-`--automatic` trains under mobility:auto instead. Until an iteration is followed, steps are timed one by one; then followed and
-untagged ones take turns: `followed_ratio` is the median of the former over that of the latter, and `looking_ratio` that of the
-steps while iterations were being looked for. On the CPU the memory is the emulated driver's: `layers` computes on the CPU and takes
+`--automatic` trains under mobility:auto instead. Once an iteration is followed, three kinds of steps take turns: followed ones,
+untagged ones, and ones in which iterations are looked for. `followed_ratio` and `looking_ratio` are their medians over that of
+the untagged. On the CPU the memory is the emulated driver's: `layers` computes on the CPU and takes
 of the pool what its layers would, and `calls` does nothing else, so that only the cost of a call counts.
 """
 
@@ -172,7 +172,9 @@ def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Cal
     stats = following_stats()
     with Profile() as profile:
         step(0)
-    followed, untagged = [], []
+    from dymem import _torch
+
+    followed, untagged, looking = [], [], []
     for i in range(pairs):
         follow(profile.facts)
         timed(i)
@@ -180,10 +182,14 @@ def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Cal
         stop_following()
         timed(i)
         untagged.append(timed(i))
+        _torch.searching.start(lambda: None)
+        timed(i)
+        looking.append(timed(i))
+        _torch.searching.stop()
     plain = statistics.median(untagged)
     return {"followed_after": len(first), "step_ms": median_ms(untagged), "followed_ms": median_ms(followed),
             "followed_ratio": round(statistics.median(followed) / plain, 3),
-            "looking_ratio": round(statistics.median(first[1:-1]) / plain, 3),
+            "looking_ratio": round(statistics.median(looking) / plain, 3),
             "profiled_and_concluded_ms": round(1e3 * (first[-1] - plain), 1),  # what the last step cost more
             "allocations": stats["allocations"], "tagged": stats["tagged"], "departures": stats["departures"]}
 
