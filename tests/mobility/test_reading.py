@@ -252,7 +252,17 @@ def test_facts_come_back_from_json(log, tmp_path):
     assert Facts.load(tmp_path / "facts.json") == facts
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 99}', '{"version":1,"nodes":{"fields":[],"rows":[[1]]}}'])
+def test_facts_that_cannot_be_written_or_read(log, tmp_path):
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        residual(log).facts().save(tmp_path / "nowhere" / "x.json")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
+    for name, words in (("missing", "No such file or directory"), ("picture.png", "it is no text"), (".", "directory")):
+        with pytest.raises(TraceError, match=words) as raised:
+            Facts.load(tmp_path / name)
+        assert "Errno" not in str(raised.value) and "codec" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "[" * 100_000, '{"version": 99}', '{"version":1,"nodes":{"fields":[],"rows":[[1]]}}'])
 def test_what_is_no_facts_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(TraceError, match="x.json"):

@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 
 from dymem.errors import TraceError
+from dymem.writing import write_bytes
 
 FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
 # What an allocation holds. "result": made by a node for others, and not needed by backward.
@@ -103,17 +104,23 @@ class Facts:
                 raise TraceError(f"these facts are of version {data['version']}, and this dymem reads {VERSION}; record anew.")
             return cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]), _read(Allocation, data["older"]),
                        data["segments"], data["complete"], data["notes"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TraceError(f"it holds no facts of an iteration ({type(error).__name__}: {error}).") from None
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n")
+        """Whole or not at all; InvalidArgument if it cannot be written."""
+        write_bytes(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Facts:
+        """What save() wrote; TraceError for anything else."""
         try:
-            return cls.from_json(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, TraceError) as error:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TraceError(f"{path}: it cannot be read: {error.strerror or error}.") from None
+        except UnicodeDecodeError:
+            raise TraceError(f"{path}: it holds no facts of an iteration (it is no text).") from None
+        except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 
 
