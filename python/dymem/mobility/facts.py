@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 
 from dymem.errors import TraceError
+from dymem.trace import plain
 
 FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
 # What an allocation holds. "result": made by a node for others, and not needed by backward.
@@ -111,9 +112,12 @@ class Facts:
 
     @classmethod
     def load(cls, path: str | Path) -> Facts:
+        """What save() wrote, as it is or as .xz or .gz; TraceError, which names the file, for anything else."""
         try:
-            return cls.from_json(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, TraceError) as error:
+            return cls.from_json(plain.read_bytes(Path(path)).decode())
+        except UnicodeDecodeError:
+            raise TraceError(f"{path}: it holds no facts of an iteration, nor any other text.") from None
+        except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 
 

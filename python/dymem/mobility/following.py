@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import collections
-from typing import Hashable
+from typing import Hashable, Mapping
 
 from dymem.mobility.facts import Facts
 from dymem.mobility.rules import UNTAGGED
@@ -115,6 +115,38 @@ class Follower:
                 return UNTAGGED
         self.next = self.pattern.after(place)
         return self.pattern.classes[place]
+
+
+class Followers:
+    """All streams of a program that runs, each along the pattern of its own; one that the profile has not along that of the
+    profile's streams that were not seen since, in the order in which both appeared, round and round."""
+
+    def __init__(self, cycles: Mapping[Hashable, Cycle]) -> None:
+        self.cycles = cycles
+        self.steps: dict[Hashable, Steps] = collections.defaultdict(Steps)
+        self.followers: dict[Hashable, Follower] = {}
+        self.strangers = 0
+
+    def alloc(self, stream: Hashable, block: Hashable, size: int) -> int:
+        """The class of an allocation, in the order in which they are made."""
+        return self._of(stream).step(self.steps[stream].alloc(block, size))
+
+    def free(self, stream: Hashable, block: Hashable) -> None:
+        self._of(stream).step(self.steps[stream].free(block))
+
+    def _of(self, stream: Hashable) -> Follower:
+        if stream not in self.followers:
+            self.followers[stream] = Follower(self._cycle(stream))
+        return self.followers[stream]
+
+    def _cycle(self, stream: Hashable) -> Cycle:
+        if stream in self.cycles:
+            return self.cycles[stream]
+        unseen = [known for known in self.cycles if known not in self.followers]
+        if not unseen:
+            return Cycle(Pattern())
+        self.strangers += 1
+        return self.cycles[unseen[(self.strangers - 1) % len(unseen)]]
 
 
 def patterns(facts: Facts, classes: list[int], again: bool = False) -> dict[tuple[int, int], Pattern]:
