@@ -23,12 +23,8 @@ constexpr int kSlabRounds = 4;
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (incremental(config.placement, mobility))
     if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
-  const PartsFor parts = parts_for(config.placement, mobility, size);
-  if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.first))
-    return home.take(p, size, BlockKind::live);
-  if (parts.then)
-    if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.then))
-      return home.take(p, size, BlockKind::live);
+  const PartsFor parts = parts_for(config.placement, mobility, size, home.any_open());
+  if (BlockId id = try_parts(size, by, parts, kTries); id != kNoBlock) return id;
   if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;
   return place_in_slab_slow(size, by, parts, lock);
 }
@@ -54,10 +50,17 @@ BlockId Pool::Impl::try_incremental(Bytes size, StreamIndex by) {
   return home.take(home.at(rise.at, size, by), size, BlockKind::live);
 }
 
-BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts) {
-  Place p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.first);
-  if (!p && parts.then) p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.then);
+BlockId Pool::Impl::try_parts(Bytes size, StreamIndex by, const PartsFor& parts, int tries) {
+  Place p = parts.outermost_first ? home.outermost_fit(size, by, tries, parts.first)
+                                  : home.best_fit(kMainArena, size, by, parts.high, tries, parts.first);
+  if (!p && parts.then)
+    p = parts.outermost_then ? home.outermost_fit(size, by, tries, parts.then)
+                             : home.best_fit(kMainArena, size, by, parts.high, tries, parts.then);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
+}
+
+BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts) {
+  return try_parts(size, by, parts, kAllTries);
 }
 
 // In an open slab's gap, as far as that leaves no more than `up_to` reserved.

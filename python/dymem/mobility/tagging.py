@@ -15,7 +15,7 @@ from typing import Iterator, Mapping
 
 from dymem.errors import TraceError
 from dymem.mobility.facts import Facts
-from dymem.mobility.following import Cycle, Follower, Followers, Pattern, Steps, patterns
+from dymem.mobility.following import TRUST_MOST, Cycle, Follower, Followers, Pattern, Steps, patterns
 from dymem.mobility.rules import MOVABLE, NAMES, UNTAGGED
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK, MOBILITY_AT
 
@@ -70,7 +70,9 @@ def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]
         if iteration != current:
             current, iterations = iteration, iterations + 1
             steps, followers = collections.defaultdict(Steps), {}
-        follower = followers.get(stream) or followers.setdefault(stream, Follower(_same(stream, pattern, len(followers))))
+        if stream not in followers:
+            followers[stream] = Follower(_same(stream, pattern, len(followers)), TRUST_MOST)
+        follower = followers[stream]
         if kind == ALLOC:
             tag = follower.step(steps[stream].alloc(block, size))
             out[at + MOBILITY_AT] = tag
