@@ -130,8 +130,6 @@ Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries
 
 Place Home::outermost_fit(Bytes size, StreamIndex by, int tries, Parts part) const {
   const bool high = part == kHighPart;
-  if (!open_) return best_fit(kMainArena, size, by, high, tries, part);
-  if (size >= kOwnMin && streams_.contended()) return own_fit(kMainArena, size, by, high, tries, part);
   Place found;
   int fits = kOuterFits;
   arenas_[kMainArena].index.from(size, [&](const FreeIndex::Entry& e) {

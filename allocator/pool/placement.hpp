@@ -36,8 +36,9 @@ constexpr bool incremental(Placement placement, Mobility mobility) {
   return placement == Placement::two_ends && mobility == Mobility::reclaimed;
 }
 
-// `open`: some slab is.
-constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool open) {
+// `at_ends`: outermost holes are worth looking for. That is where some slab is open; beside a stream that does most of the
+// work others need what is finished, and its own memory comes first (decision 0005).
+constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool at_ends) {
   const bool temporary = mobility == Mobility::temporary;
   switch (placement) {
     case Placement::best_fit:
@@ -53,9 +54,9 @@ constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size,
   // may go anywhere, since it will be gone soon, its own part first and far from the gap, which so is wide again when it
   // is gone. What has no class beside others that do has outlived its iteration most often: at either end of the slab it
   // is least in the way. Where nothing has a class there are no parts.
-  if (temporary) return {kHighPart, kLowPart, true, true, false};
+  if (temporary) return {kHighPart, kLowPart, true, at_ends, false};
   if (mobility != Mobility::untagged) return {kLowPart, kNoPart, false};
-  return open ? PartsFor{kHighPart, kLowPart, false, true, true} : PartsFor{};
+  return at_ends ? PartsFor{kHighPart, kLowPart, false, true, true} : PartsFor{};
 }
 
 // Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there
