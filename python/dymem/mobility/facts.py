@@ -78,6 +78,7 @@ class Facts:
     segments: list[str] = dataclasses.field(default_factory=list)      # the phase of each
     complete: bool = True                                               # False: nothing should be concluded
     notes: list[str] = dataclasses.field(default_factory=list)         # what went wrong, a sentence each
+    here: bool = dataclasses.field(default=False, compare=False)       # of this process, not loaded
 
     def allocation(self, index: int) -> Allocation:
         return self.allocations[index] if index >= 0 else self.older[-1 - index]
