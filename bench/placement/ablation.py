@@ -1,6 +1,6 @@
 """What grouping by mobility is worth: all recordings, every placement in one slab, and granules with and without classes.
 
-    python bench/placement/ablation.py --json placement.json --pictures placement/     two minutes
+    python bench/placement/ablation.py --json placement.json --pictures placement/     a minute
     python bench/placement/ablation.py run.dymem another.pickle.xz --mistaken 0.2
 
 Nothing here needs a GPU. Without names: the recordings with facts beside this file (bench/placement/recordings, real
