@@ -5,10 +5,11 @@
 
 Nothing here needs a GPU. Without names: the recordings with facts beside this file (bench/placement/recordings, real
 classes), and the bundled ones without (hindsight: a perfect rule). Where NAME.facts.json lies beside NAME.dymem there are two
-rows: with classes as late as the recording has them, and with those of a run that follows the facts of an earlier one. Excess: the high-water mark over the live peak; untagged best fit in one range (CNMeM) is what
-the rest is measured against. U_f is that of the recording's largest request when it comes, in a pool of one size for all
-(the JSON has it at the moment of the high-water mark, too). Failures: the pool has what iteration `--first` needed plus
-beta, and a later iteration needs more (HPDC 2020, table 2). Exit 0; 2: bad input, which one line names.
+rows: with classes as late as the recording has them, and with those of a run that follows the facts of an earlier one.
+Excess: the high-water mark over the live peak; untagged best fit in one range (CNMeM) is what the rest is measured against.
+U_f is that of the recording's largest request when it comes, in a pool of one size for all (the JSON has it at the moment
+of the high-water mark, too). Failures: the pool has what iteration `--first` needed plus beta, and a later iteration needs
+more (HPDC 2020, table 2). Exit 0; 2: bad input, which one line names.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def excess_table(rows: list[dict]):
 
 def unusable_table(rows: list[dict]):
     table = new_table("U_f when the largest request comes, in a pool of the same size for all",
-                      ["recording", "classes", "largest, MiB", *(TITLES[name] for name in PLACEMENTS)], caption="-: does not fit that pool, "
-                      "or no such request after the first iterations")
+                      ["recording", "classes", "largest, MiB", *(TITLES[name] for name in PLACEMENTS)],
+                      caption="-: does not fit that pool, or no such request after the first iterations")
     for row in rows:
         shares = [row["placements"][name]["unusable_at_largest"] for name in PLACEMENTS]
         table.add_row(row["name"], row["classes"], f"{row['largest_request'] / 2**20:,.0f}",
