@@ -16,6 +16,7 @@ import json
 from pathlib import Path
 
 from dymem.errors import TraceError
+from dymem.trace import plain
 from dymem.writing import write_bytes
 
 FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
@@ -78,6 +79,7 @@ class Facts:
     segments: list[str] = dataclasses.field(default_factory=list)      # the phase of each
     complete: bool = True                                               # False: nothing should be concluded
     notes: list[str] = dataclasses.field(default_factory=list)         # what went wrong, a sentence each
+    here: bool = dataclasses.field(default=False, compare=False)       # of this process, not loaded
 
     def allocation(self, index: int) -> Allocation:
         return self.allocations[index] if index >= 0 else self.older[-1 - index]
@@ -113,13 +115,11 @@ class Facts:
 
     @classmethod
     def load(cls, path: str | Path) -> Facts:
-        """What save() wrote; TraceError for anything else."""
+        """What save() wrote, as it is or as .xz or .gz; TraceError, which names the file, for anything else."""
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise TraceError(f"{path}: it cannot be read: {error.strerror or error}.") from None
+            return cls.from_json(plain.read_bytes(Path(path)).decode())
         except UnicodeDecodeError:
-            raise TraceError(f"{path}: it holds no facts of an iteration (it is no text).") from None
+            raise TraceError(f"{path}: it holds no facts of an iteration, nor any other text.") from None
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 
