@@ -22,6 +22,7 @@ from pathlib import Path
 from train import ALLOCATORS, OTHER_END_GONE, Dymem
 from trainer import Trainer
 
+from dymem._core import driver
 from dymem.compare.figures import Pair, losses_compared, median, overhead, pair_ratio, step_ratio, upper_bound
 
 HERE = Path(__file__).resolve().parent
@@ -191,6 +192,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
+    if not driver.cuda_device_count():
+        print("paired: there is no GPU here, and training needs one.", file=sys.stderr)
+        return 2
     end = time.monotonic() + options.budget_seconds
     well = True
     for position, workload in enumerate(options.workloads):

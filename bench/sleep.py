@@ -152,6 +152,11 @@ def main() -> int:
     parser.add_argument("--driver", choices=("cuda", "emulated"), default="cuda")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    from dymem._core import driver
+
+    if options.driver == "cuda" and not driver.cuda_device_count():
+        print("sleep: there is no GPU here; --driver emulated tries all but the copies' speed without one.", file=sys.stderr)
+        return 2
     began = time.perf_counter()
     sizes = weight_sizes(int(options.gib * GIB))
     host = Card() if options.driver == "cuda" else Emulated(int(options.gib * 2 * GIB) + GIB)

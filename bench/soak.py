@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit-bytes", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    if options.iterations < 1 or options.window < 1 or options.scale <= 0:
+    if options.iterations < 1 or options.window < 1 or not 0 < options.scale < math.inf:
         parser.error("--iterations, --window and --scale must be positive")
     return options
 

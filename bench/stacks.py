@@ -2,6 +2,7 @@
 
     python bench/stacks.py --budget-seconds 500 --json stacks.json            every stack whose libraries are here
     python bench/stacks.py trainer_llama generate_dynamic --pairs 3 --steps 60
+    python bench/stacks.py ddp --control                                      what the ratio is where nothing differs
 
 The scripts are those of tests/gpu/stacks, in their larger size, unchanged under `dymem run`. As in paired.py, the ratio
 of a pair is (sum of its warm steps under dymem) / (the same under PyTorch), the figure is the median over pairs, with a
@@ -27,7 +28,8 @@ sys.path.insert(0, str(ROOT / "python"))
 from dymem.compare.figures import Pair, median, ratio_figures  # noqa: E402
 from dymem.compare.turns import Turns  # noqa: E402
 
-ALLOCATORS = ("native", "dymem")
+SIDES = {"native": "native", "dymem": "dymem"}    # of a pair, and the allocator of each
+CONTROL = {"native": "native", "control": "native"}
 FIRST_SECONDS = 150.0
 
 
@@ -45,27 +47,28 @@ def run_pair(stack, gpus: int, cache: Path, options: argparse.Namespace, seconds
     """What each process told; with `error` in it if it did not end well."""
     environment = stack.environment(gpus, cache, STACK_TIMED="1", STACK_STEPS=str(options.steps))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
-    names = ALLOCATORS[::-1] if flipped else ALLOCATORS
+    sides = list(options.sides.items())
     with contextlib.ExitStack() as stop:
-        turns = {name: stop.enter_context(Turns(stack.command(name, gpus), environment, seconds)) for name in names}
+        turns = {side: stop.enter_context(Turns(stack.command(allocator, gpus), environment, seconds))
+                 for side, allocator in (sides[::-1] if flipped else sides)}
         going = all([each.ready() for each in turns.values()])
         order = list(turns.values())
         while going:
             going = all([each.step() for each in order])
             order = order[::-1]
-        return {name: each.result() for name, each in turns.items()}
+        return {side: each.result() for side, each in turns.items()}
 
 
 def warm(told: dict, from_: int) -> list[float]:
     return told["step_seconds"][from_:]
 
 
-def summary(pairs: list[dict[str, dict]], from_: int) -> dict:
-    both: list[Pair] = [(warm(pair["native"], from_), warm(pair["dymem"], from_)) for pair in pairs]
+def summary(pairs: list[dict[str, dict]], sides: dict[str, str], from_: int) -> dict:
+    both: list[Pair] = [tuple(warm(pair[side], from_) for side in sides) for pair in pairs]
     figures: dict[str, object] = {"pairs": len(pairs), **ratio_figures(both)}
-    for name in ALLOCATORS:
-        told = [pair[name] for pair in pairs]
-        figures[name] = {"step_ms": round(1e3 * median([median(warm(one, from_)) for one in told]), 4),
+    for side in sides:
+        told = [pair[side] for pair in pairs]
+        figures[side] = {"step_ms": round(1e3 * median([median(warm(one, from_)) for one in told]), 4),
                          "max_memory_allocated": max(one["max_memory_allocated"] for one in told)}
     return figures
 
@@ -84,19 +87,20 @@ def measure(name: str, gpus: int, options: argparse.Namespace, seconds: float, l
             began = time.monotonic()
             pair = run_pair(stack, gpus, Path(folder), options, rest if number else max(first, 10.0), flipped=number % 2 == 1)
             longest = max(longest, time.monotonic() - began)
-            failed = {allocator: told for allocator, told in pair.items() if "error" in told}
+            failed = {side: told for side, told in pair.items() if "error" in told}
             if failed:
-                row["errors"] = [f"{allocator}: {told['error']}" for allocator, told in failed.items()]
-                row["stderr"] = {allocator: told.get("stderr", "") for allocator, told in failed.items()}
+                row["errors"] = [f"{side}: {told['error']}" for side, told in failed.items()]
+                row["stderr"] = {side: told.get("stderr", "") for side, told in failed.items()}
                 break
-            wrong = [allocator for allocator, told in pair.items() if {rank["backend"] for rank in told["ranks"]} != {allocator}]
+            wrong = [side for side, told in pair.items() if {rank["backend"] for rank in told["ranks"]} != {options.sides[side]}]
             if wrong:
                 row["errors"] = [f"{wrong[0]}: a process ran under another allocator"]
                 break
             pairs.append(pair)
-            row |= summary(pairs, options.warm_from) | {"device": pair["dymem"]["device"], "torch": pair["dymem"]["torch"],
-                                                        "graphs": {a: pair[a].get("graphs") for a in ALLOCATORS}}
-            row["step_seconds"] = [{a: p[a]["step_seconds"] for a in ALLOCATORS} for p in pairs]
+            row |= summary(pairs, options.sides, options.warm_from) | {
+                "device": pair["native"]["device"], "torch": pair["native"]["torch"],
+                "graphs": {side: told.get("graphs") for side, told in pair.items()}}
+            row["step_seconds"] = [{side: told["step_seconds"] for side, told in each.items()} for each in pairs]
             save(row)
     return row
 
@@ -104,7 +108,8 @@ def measure(name: str, gpus: int, options: argparse.Namespace, seconds: float, l
 def line(row: dict) -> str:
     if not row["pairs"]:
         return f"{row['stack']:<24} {'; '.join(row.get('errors', ['nothing ran']))[:120]}"
-    return (f"{row['stack']:<24} native {row['native']['step_ms']:8.2f} ms  dymem {row['dymem']['step_ms']:8.2f} ms  ratio "
+    steps = "  ".join(f"{side} {row[side]['step_ms']:8.2f} ms" for side in (*SIDES, "control") if side in row)
+    return (f"{row['stack']:<24} {steps}  ratio "
             f"{row['ratio']:.4f}  95 % upper bound {row['ratio_upper_95']:.4f}  pairs {row['pairs']}"
             + (f"  then {row['errors'][0][:80]}" if "errors" in row else ""))
 
@@ -117,8 +122,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--warm-from", type=int, default=8, help="steps before this one are not timed (default 8)")
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="for all together")
     parser.add_argument("--bound", type=float, help="exit 1 where an upper bound is above it, for example 1.01")
+    parser.add_argument("--control", action="store_true", help="PyTorch's allocator against itself: what chance alone gives")
     parser.add_argument("--json", type=Path, default=Path("stacks.json"))
     options = parser.parse_args(argv)
+    options.sides = CONTROL if options.control else SIDES
     for name in options.stacks:
         if name not in catalogue.STACKS:
             parser.error(f"there is no stack '{name}'; there are {', '.join(catalogue.STACKS)}")

@@ -5,6 +5,7 @@
 //   B2  A decorator keeps what it wraps alive, and both stay usable from Python: `inner` is the same device. (In C++ a
 //       decorator owns what it wraps alone; here it owns a forwarder that shares it.)
 //   B3  Calls run without the GIL.
+//   B4  last_failure() says in words what a thread's last call that failed was told by the device: "cuMemMap: 999".
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -30,6 +31,13 @@ struct ThreadThatMayMap {
 };
 
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+thread_local Status last_failure;  // B4
+
+Code told(const Status& status) {
+  if (!status.ok()) last_failure = status;
+  return status.code;
+}
 
 // Passes everything on to a driver that it shares (B2).
 class Shared final : public Forwarding<> {
@@ -74,7 +82,7 @@ py::tuple answer(const Call& call) {
     py::gil_scoped_release gil;
     status = call(&value);
   }
-  return py::make_tuple(status.code, status.ok() ? value : Value{});
+  return py::make_tuple(told(status), status.ok() ? value : Value{});
 }
 
 void bind_base(py::module_& m) {
@@ -98,21 +106,21 @@ void bind_base(py::module_& m) {
           "reserve", [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.reserve(n, out); }); },
           py::arg("size"), "(code, address)")
       .def(
-          "release_addresses", [](Driver& d, Addr base, Bytes n) { return d.release_addresses(base, n).code; },
+          "release_addresses", [](Driver& d, Addr base, Bytes n) { return told(d.release_addresses(base, n)); },
           py::arg("base"), py::arg("size"), WithoutGil())
       .def(
           "create", [](Driver& d, Bytes n) { return answer<Handle>([&](Handle* out) { return d.create(n, out); }); },
           py::arg("size"), "(code, handle)")
       .def(
-          "destroy", [](Driver& d, Handle handle) { return d.destroy(handle).code; }, py::arg("handle"), WithoutGil())
+          "destroy", [](Driver& d, Handle handle) { return told(d.destroy(handle)); }, py::arg("handle"), WithoutGil())
       .def(
-          "map", [](Driver& d, Addr at, Bytes n, Handle handle) { return d.map(at, n, handle).code; }, py::arg("at"),
+          "map", [](Driver& d, Addr at, Bytes n, Handle handle) { return told(d.map(at, n, handle)); }, py::arg("at"),
           py::arg("size"), py::arg("handle"), WithoutGil())
       .def(
-          "set_access", [](Driver& d, Addr at, Bytes n) { return d.set_access(at, n).code; }, py::arg("at"),
+          "set_access", [](Driver& d, Addr at, Bytes n) { return told(d.set_access(at, n)); }, py::arg("at"),
           py::arg("size"), WithoutGil())
       .def(
-          "unmap", [](Driver& d, Addr at, Bytes n) { return d.unmap(at, n).code; }, py::arg("at"), py::arg("size"),
+          "unmap", [](Driver& d, Addr at, Bytes n) { return told(d.unmap(at, n)); }, py::arg("at"), py::arg("size"),
           WithoutGil())
       .def(
           "export_handle",
@@ -130,7 +138,7 @@ void bind_base(py::module_& m) {
             SlabTicket ticket;
             const Status status = d.export_slab(base, &ticket);
             return py::make_tuple(
-                status.code, py::bytes(reinterpret_cast<const char*>(ticket.bytes), status.ok() ? sizeof ticket : 0));
+                told(status), py::bytes(reinterpret_cast<const char*>(ticket.bytes), status.ok() ? sizeof ticket : 0));
           },
           py::arg("base"), "(code, ticket of 64 bytes)")
       .def(
@@ -143,13 +151,13 @@ void bind_base(py::module_& m) {
             Addr base = 0;
             Bytes size = 0;
             const Status status = d.open_slab(ticket, &base, &size);
-            return py::make_tuple(status.code, base, size);
+            return py::make_tuple(told(status), base, size);
           },
           py::arg("ticket"), "(code, address, bytes)")
       .def(
-          "close_slab", [](Driver& d, Addr base) { return d.close_slab(base).code; }, py::arg("base"), WithoutGil())
+          "close_slab", [](Driver& d, Addr base) { return told(d.close_slab(base)); }, py::arg("base"), WithoutGil())
       .def(
-          "set_peer_access", [](Driver& d, Addr at, Bytes n, int peer) { return d.set_peer_access(at, n, peer).code; },
+          "set_peer_access", [](Driver& d, Addr at, Bytes n, int peer) { return told(d.set_peer_access(at, n, peer)); },
           py::arg("at"), py::arg("size"), py::arg("peer"), WithoutGil())
       .def(
           "host_alloc",
@@ -163,44 +171,44 @@ void bind_base(py::module_& m) {
           },
           py::arg("size"), "(code, address) of pinned host memory")
       .def(
-          "host_free", [](Driver& d, Addr base) { return d.host_free(reinterpret_cast<void*>(base)).code; },
+          "host_free", [](Driver& d, Addr base) { return told(d.host_free(reinterpret_cast<void*>(base))); },
           py::arg("base"), WithoutGil())
       .def(
           "copy_to_host",
           [](Driver& d, Addr to, Addr from, Bytes n, StreamId stream) {
-            return d.copy_to_host(reinterpret_cast<void*>(to), from, n, stream).code;
+            return told(d.copy_to_host(reinterpret_cast<void*>(to), from, n, stream));
           },
           py::arg("to"), py::arg("from_"), py::arg("n"), py::arg("stream") = 0, WithoutGil())
       .def(
           "copy_to_device",
           [](Driver& d, Addr to, Addr from, Bytes n, StreamId stream) {
-            return d.copy_to_device(to, reinterpret_cast<const void*>(from), n, stream).code;
+            return told(d.copy_to_device(to, reinterpret_cast<const void*>(from), n, stream));
           },
           py::arg("to"), py::arg("from_"), py::arg("n"), py::arg("stream") = 0, WithoutGil())
       .def(
-          "synchronize", [](Driver& d) { return d.synchronize().code; }, WithoutGil())
+          "synchronize", [](Driver& d) { return told(d.synchronize()); }, WithoutGil())
       .def(
           "slab_alloc",
           [](Driver& d, Bytes n) { return answer<Addr>([&](Addr* out) { return d.slab_alloc(n, out); }); },
           py::arg("size"), "(code, address)")
       .def(
-          "slab_free", [](Driver& d, Addr base) { return d.slab_free(base).code; }, py::arg("base"), WithoutGil())
+          "slab_free", [](Driver& d, Addr base) { return told(d.slab_free(base)); }, py::arg("base"), WithoutGil())
       .def(
           "event_create", [](Driver& d) { return answer<EventId>([&](EventId* out) { return d.event_create(out); }); },
           "(code, event)")
       .def(
-          "event_destroy", [](Driver& d, EventId e) { return d.event_destroy(e).code; }, py::arg("event"), WithoutGil())
+          "event_destroy", [](Driver& d, EventId e) { return told(d.event_destroy(e)); }, py::arg("event"), WithoutGil())
       .def(
-          "event_record", [](Driver& d, EventId e, StreamId s) { return d.event_record(e, s).code; }, py::arg("event"),
+          "event_record", [](Driver& d, EventId e, StreamId s) { return told(d.event_record(e, s)); }, py::arg("event"),
           py::arg("stream"), WithoutGil())
       .def(
-          "event_query", [](Driver& d, EventId e) { return d.event_query(e).code; }, py::arg("event"), WithoutGil(),
+          "event_query", [](Driver& d, EventId e) { return told(d.event_query(e)); }, py::arg("event"), WithoutGil(),
           "Code.ok = complete, Code.not_ready = not yet")
       .def(
-          "event_synchronize", [](Driver& d, EventId e) { return d.event_synchronize(e).code; }, py::arg("event"),
+          "event_synchronize", [](Driver& d, EventId e) { return told(d.event_synchronize(e)); }, py::arg("event"),
           WithoutGil())
       .def(
-          "stream_wait", [](Driver& d, StreamId s, EventId e) { return d.stream_wait(s, e).code; }, py::arg("stream"),
+          "stream_wait", [](Driver& d, StreamId s, EventId e) { return told(d.stream_wait(s, e)); }, py::arg("stream"),
           py::arg("event"), WithoutGil())
       .def("is_capturing", &Driver::is_capturing, py::arg("stream"), WithoutGil())
       .def("now", &Driver::now, WithoutGil(), "Nanoseconds.")
@@ -209,7 +217,7 @@ void bind_base(py::module_& m) {
           [](Driver& d, Addr at, const py::bytes& data) {
             const std::string_view view = data;
             py::gil_scoped_release gil;
-            return d.write(at, view.data(), view.size()).code;
+            return told(d.write(at, view.data(), view.size()));
           },
           py::arg("at"), py::arg("data"))
       .def(
@@ -224,7 +232,7 @@ void bind_base(py::module_& m) {
               py::gil_scoped_release gil;
               status = d.read(at, data.data(), n);
             }
-            return py::make_tuple(status.code, py::bytes(status.ok() ? data : std::string()));
+            return py::make_tuple(told(status), py::bytes(status.ok() ? data : std::string()));
           },
           py::arg("at"), py::arg("n"), "(code, bytes)")
       .def("counters", [](const Driver& d) { return counters_dict(d.counters()); });
@@ -322,6 +330,7 @@ void bind_driver(py::module_ m) {
         return std::shared_ptr<Driver>(make_cuda_driver(device));
       },
       py::arg("device") = 0, "The real device. Raises DriverError with one sentence where there is none.");
+  m.def("last_failure", [] { return std::string(last_failure.call) + ": " + std::to_string(last_failure.native); });
   m.def("cuda_device_count", &cuda_device_count, WithoutGil(),
         "Devices that the CUDA driver reports; 0 without one. Creates no context.");
 }

@@ -18,19 +18,23 @@ void bind_tagger(py::module_ m) {
   tagger.def(py::init<>());
   tagger.attr("FAR") = Tagger::kFar;
   tagger.attr("ALIGNED") = Tagger::kAligned;
+  tagger.attr("TRUSTED") = Tagger::kTrusted;
+  tagger.attr("DEPARTED") = Tagger::kDeparted;
+  tagger.attr("TRUST_MOST") = Tagger::kTrustMost;
   tagger.attr("STREAMS_MAX") = Tagger::kStreamsMax;
   tagger.def(
       "follow",
-      [](Tagger& self, const py::list& patterns) {
+      [](Tagger& self, const py::list& patterns, bool trusted) {
         std::vector<StreamPattern> all;
         for (const py::handle& row : patterns) {
           const auto [stream, steps, classes] = row.cast<std::tuple<StreamId, std::string, std::string>>();
           all.emplace_back(stream, steps, classes);
         }
         Tagger::check(all);
-        self.follow(all);
+        self.follow(all, trusted);
       },
-      py::arg("patterns"), "Of each (stream, steps as signed bytes, classes as bytes).");
+      py::arg("patterns"), py::arg("trusted") = false,
+      "Of each (stream, steps as signed bytes, classes as bytes); whether the first step is about to come.");
   tagger.def("stop", &Tagger::stop);
   tagger.def(
       "next", [](Tagger& self, StreamId stream, Bytes bytes) { return int(self.next(stream, bytes)); },

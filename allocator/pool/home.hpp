@@ -46,6 +46,9 @@ class Home {
   // streams at work, a large block goes where `by` alone may go, if a run not much too large has such a place: see
   // own_fit.
   Place best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries = 64, Parts parts = kAnyPart) const;
+  // Of the holes of one part of open slabs that fit best (a few of them, and `tries` looked into at most), the one that
+  // is farthest from the gap, at its end there: of the high part the last, of the low part the first.
+  Place outermost_fit(Bytes size, StreamIndex by, int tries, Parts part) const;
   Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
   Bytes free_bytes(int arena) const;
   // Is [at, at+size) free and usable by `by`; its run.
@@ -76,6 +79,7 @@ class Home {
   Rise rise_for(Bytes size, StreamIndex by, bool incremental = false) const;
   void raise(std::size_t slab, Bytes bytes);  // and makes those bytes free, finished
   void incremental_added() { parts_ = true; }
+  bool any_open() const { return open_; }
   // Opens a slab for blocks of two kinds (slabs.hpp): one whose mark can still rise.
   void open_slab(std::size_t slab);
   // Where `size` bytes usable by `by` fit in an open slab's gap, nearest to the low end or the high one; and the gap

@@ -9,6 +9,8 @@ namespace dymem {
 constexpr Bytes kOwnMin = 8 * kMiB;
 constexpr Bytes kOwnRunMost = 4;
 constexpr int kOwnFits = 16;
+// Among so many holes the outermost is chosen (outermost_fit): 4 to 64 serve recordings alike (decision 0010).
+constexpr int kOuterFits = 16;
 
 Place Home::fit(BlockId head, Bytes size, StreamIndex by, bool high) const {
   const Block& h = blocks_[head];
@@ -124,6 +126,21 @@ Place Home::best_fit(int arena, Bytes size, StreamIndex by, bool high, int tries
     return bool(found) || --tries <= 0;
   });
   return found;
+}
+
+Place Home::outermost_fit(Bytes size, StreamIndex by, int tries, Parts part) const {
+  const bool high = part == kHighPart;
+  Place found;
+  int fits = kOuterFits;
+  arenas_[kMainArena].index.from(size, [&](const FreeIndex::Entry& e) {
+    if (part_of(e.at) != part || space_.slabs().ends_at_mark(e.at + e.size)) return false;
+    if (Place p = fit(e.head, size, by, high)) {
+      if (!found || (high ? p.at > found.at : p.at < found.at)) found = p;
+      return --fits == 0;
+    }
+    return --tries <= 0;
+  });
+  return found ? found : best_fit(kMainArena, size, by, high, tries, part);  // of slabs that have no two parts
 }
 
 Bytes Home::largest(int arena, StreamIndex by) const {

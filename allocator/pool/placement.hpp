@@ -1,9 +1,9 @@
 // Where in a slab a block of a class goes: which holes it may have, in which order, and at which end. Pure.
 //
 // An open slab (slabs.hpp) has a low part and a high part with the gap between them. Holes of the parts named here are
-// tried in turn, best fit in each; failing that the block goes to the gap, at the end of the part it belongs to. The
-// gap is always last, so where a block goes does not depend on how large the slab is: `size - squeeze` is what a slab
-// must have.
+// tried in turn, best fit in each or, of the holes that fit best, the outermost: the farthest from the gap. Failing that
+// the block goes to the gap, at the end of the part it belongs to. The gap is always last, so where a block goes does
+// not depend on how large the slab is: `size - squeeze` is what a slab must have.
 #pragma once
 #include "base/units.hpp"
 #include "pool/config.hpp"
@@ -24,7 +24,9 @@ enum Parts : std::uint8_t {
 
 struct PartsFor {
   Parts first = kAnyPart, then = kNoPart;
-  bool high = false;  // at the high ends of holes and of the gap
+  bool high = false;             // at the high ends of holes and of the gap
+  bool outermost_first = false;  // the outermost of the holes of `first` that fit best, at its outer end; …
+  bool outermost_then = false;   // … and of those of `then`. These are single parts, low or high
 };
 
 constexpr Bytes kBySizeMax = kMiB;  // PyTorch's border between small and large
@@ -34,7 +36,9 @@ constexpr bool incremental(Placement placement, Mobility mobility) {
   return placement == Placement::two_ends && mobility == Mobility::reclaimed;
 }
 
-constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size) {
+// `at_ends`: outermost holes are worth looking for. That is where some slab is open; beside a stream that does most of the
+// work others need what is finished, and its own memory comes first (decision 0005).
+constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool at_ends) {
   const bool temporary = mobility == Mobility::temporary;
   switch (placement) {
     case Placement::best_fit:
@@ -47,10 +51,12 @@ constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size)
       break;
   }
   // What lives long never goes among what is short-lived, where it would hold the high part open; what is short-lived
-  // may go anywhere, since it will be gone soon, its own part first. Nothing known: as if there were no parts.
-  if (temporary) return {kHighPart, kLowPart, true};
-  if (mobility == Mobility::untagged) return {};
-  return {kLowPart, kNoPart, false};
+  // may go anywhere, since it will be gone soon, its own part first and far from the gap, which so is wide again when it
+  // is gone. What has no class beside others that do has outlived its iteration most often: at either end of the slab it
+  // is least in the way. Where nothing has a class there are no parts.
+  if (temporary) return {kHighPart, kLowPart, true, at_ends, false};
+  if (mobility != Mobility::untagged) return {kLowPart, kNoPart, false};
+  return at_ends ? PartsFor{kHighPart, kLowPart, false, true, true} : PartsFor{};
 }
 
 // Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there

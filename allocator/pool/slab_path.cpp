@@ -20,15 +20,21 @@ constexpr Bytes kIncrementalShare = 5;
 // A slab just taken may be gone to other threads when its notice has been written.
 constexpr int kSlabRounds = 4;
 
+inline BlockId Pool::Impl::try_parts(Bytes size, StreamIndex by, const PartsFor& parts, int tries) {
+  Place p = parts.outermost_first ? home.outermost_fit(size, by, tries, parts.first)
+                                  : home.best_fit(kMainArena, size, by, parts.high, tries, parts.first);
+  if (!p && parts.then)
+    p = parts.outermost_then ? home.outermost_fit(size, by, tries, parts.then)
+                             : home.best_fit(kMainArena, size, by, parts.high, tries, parts.then);
+  return p ? home.take(p, size, BlockKind::live) : kNoBlock;
+}
+
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (incremental(config.placement, mobility))
     if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
-  const PartsFor parts = parts_for(config.placement, mobility, size);
-  if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.first))
-    return home.take(p, size, BlockKind::live);
-  if (parts.then)
-    if (Place p = home.best_fit(kMainArena, size, by, parts.high, kTries, parts.then))
-      return home.take(p, size, BlockKind::live);
+  const bool at_ends = home.any_open() && !streams.contended();
+  const PartsFor parts = parts_for(config.placement, mobility, size, at_ends);
+  if (BlockId id = try_parts(size, by, parts, kTries); id != kNoBlock) return id;
   if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;
   return place_in_slab_slow(size, by, parts, lock);
 }
@@ -55,9 +61,7 @@ BlockId Pool::Impl::try_incremental(Bytes size, StreamIndex by) {
 }
 
 BlockId Pool::Impl::try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts) {
-  Place p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.first);
-  if (!p && parts.then) p = home.best_fit(kMainArena, size, by, parts.high, kAllTries, parts.then);
-  return p ? home.take(p, size, BlockKind::live) : kNoBlock;
+  return try_parts(size, by, parts, kAllTries);
 }
 
 // In an open slab's gap, as far as that leaves no more than `up_to` reserved.

@@ -1,10 +1,11 @@
-// See tagger.hpp (F1..F5).
+// See tagger.hpp (F1..F6).
 #include "pool/tagger.hpp"
 
 #include <algorithm>
 #include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/errors.hpp"
 
@@ -12,10 +13,11 @@ namespace dymem {
 namespace {
 
 constexpr std::uint32_t kNoPlace = ~std::uint32_t{0};
-constexpr std::uint32_t kNoSteps = 0x7f7f7f7f;  // as the last ones of a stream that did nothing: no step is 0x7f
+using Last = std::uint64_t;                       // the last steps, a byte each
+constexpr Last kNoSteps = 0x7f7f7f7f7f7f7f7f;  // as the last ones of a stream that did nothing: no step is 0x7f
 
-std::uint32_t with(std::uint32_t last, std::int8_t step) { return last << 8 | std::uint8_t(step); }
-static_assert(Tagger::kAligned == sizeof(std::uint32_t));
+Last with(Last last, std::int8_t step) { return last << 8 | std::uint8_t(step); }
+static_assert(Tagger::kAligned == sizeof(Last));
 
 void check_one(const StreamPattern& p) {
   const std::string of = "dymem: the pattern of stream " + std::to_string(p.stream);
@@ -37,11 +39,11 @@ struct Tagger::Pattern {
   explicit Pattern(const StreamPattern& of) : stream(of.stream), steps(of.steps), classes(of.classes) {
     const std::size_t n = steps.size();
     places.reserve(n);
-    std::uint32_t last = kNoSteps;
+    Last last = kNoSteps;
     for (std::size_t i = 0; i < kAligned; i++) last = with(last, steps[(n * kAligned - kAligned + i) % n]);
     for (std::size_t i = 0; i < n; i++) {
       last = with(last, steps[i]);
-      places.push_back(std::uint64_t{last} << 32 | i);
+      places.emplace_back(last, std::uint32_t(i));
     }
     std::sort(places.begin(), places.end());
   }
@@ -49,24 +51,24 @@ struct Tagger::Pattern {
   std::uint32_t after(std::uint32_t place) const { return place + 1 == steps.size() ? 0 : place + 1; }
 
   // The place nearest to `to` before which, it included, the last steps are these; ahead if one behind is as near.
-  std::uint32_t nearest(std::uint32_t last, std::uint32_t to) const {
-    const auto key = std::uint64_t{last} << 32;
-    const auto ahead = std::lower_bound(places.begin(), places.end(), key | to);
-    const bool here = ahead != places.end() && *ahead >> 32 == last;
-    const bool before = ahead != places.begin() && ahead[-1] >> 32 == last;
+  std::uint32_t nearest(Last last, std::uint32_t to) const {
+    const auto ahead = std::lower_bound(places.begin(), places.end(), Ending{last, to});
+    const bool here = ahead != places.end() && ahead->first == last;
+    const bool before = ahead != places.begin() && ahead[-1].first == last;
     // With none on one side, the first or last of them all is the next on the circle.
     if (!here && !before) return kNoPlace;
     const auto n = std::uint32_t(steps.size());
-    const auto first = here ? ahead : std::lower_bound(places.begin(), ahead, key);
-    const auto final = before ? ahead - 1 : std::upper_bound(ahead, places.end(), key | kNoPlace) - 1;
-    const auto up = std::uint32_t(*first), down = std::uint32_t(*final);
+    const auto first = here ? ahead : std::lower_bound(places.begin(), ahead, Ending{last, 0});
+    const auto final = before ? ahead - 1 : std::upper_bound(ahead, places.end(), Ending{last, kNoPlace}) - 1;
+    const std::uint32_t up = first->second, down = final->second;
     return (up >= to ? up - to : n - (to - up)) <= (down <= to ? to - down : n - (down - to)) ? up : down;
   }
 
   StreamId stream;
   std::vector<std::int8_t> steps;
   std::vector<std::uint8_t> classes;
-  std::vector<std::uint64_t> places;  // of each: its last steps << 32 | where; sorted
+  using Ending = std::pair<Last, std::uint32_t>;
+  std::vector<Ending> places;  // of each: the steps that end there, and where; sorted
   bool seen = false;                  // its own stream did something
 };
 
@@ -76,10 +78,17 @@ struct Tagger::Follower {
     if (!lost && pattern->steps[next] == step) return next;
     return pattern->nearest(with(last, step), next);
   }
+  bool departs(std::uint32_t at) const { return !lost && at != next; }
+  // Of what stands there, once it has gone so.
+  unsigned trust_at(std::uint32_t at) const {
+    const unsigned left = !departs(at) ? trust : trust > kDeparted ? trust - kDeparted : 0;
+    return at == kNoPlace ? left : std::min(left + 1, kTrustMost);
+  }
   void go(std::int8_t step, FollowingStats* stats) {
     if (!pattern) return;
     const std::uint32_t at = place(step);
-    if (!lost && at != next) stats->departures++;
+    if (departs(at)) stats->departures++;
+    trust = trust_at(at);
     last = with(last, step);
     lost = at == kNoPlace;
     if (!lost) next = pattern->after(at);
@@ -88,7 +97,8 @@ struct Tagger::Follower {
   StreamId stream = 0;
   const Pattern* pattern = nullptr;  // nullptr: all is untagged
   std::uint32_t next = 0;
-  std::uint32_t last = kNoSteps;
+  Last last = kNoSteps;
+  unsigned trust = 0;
   bool lost = false;
   StreamSteps steps;
   std::uint64_t used = 0;  // Following::turn when it last did something
@@ -99,6 +109,7 @@ struct Tagger::Following {
   std::vector<Follower> followers;
   std::size_t recent = 0;
   std::uint64_t turn = 0, strangers = 0;
+  unsigned trust = 0;  // of the first stream
 
   Follower& of(StreamId stream) {
     if (recent >= followers.size() || followers[recent].stream != stream) recent = find(stream);
@@ -109,6 +120,7 @@ struct Tagger::Following {
   std::size_t find(StreamId stream) {
     for (std::size_t i = 0; i < followers.size(); i++)
       if (followers[i].stream == stream) return i;
+    const unsigned of_last = followers.empty() ? trust : followers[recent].trust;
     std::size_t i = followers.size();
     if (i < kStreamsMax) {
       followers.emplace_back();  // reserved
@@ -120,6 +132,7 @@ struct Tagger::Following {
     }
     followers[i].stream = stream;
     followers[i].pattern = pattern_for(stream);
+    followers[i].trust = of_last;
     return i;
   }
 
@@ -152,12 +165,13 @@ void Tagger::check(const std::vector<StreamPattern>& patterns) {
   }
 }
 
-void Tagger::follow(const std::vector<StreamPattern>& patterns) {
+void Tagger::follow(const std::vector<StreamPattern>& patterns, bool trusted) {
   std::unique_ptr<Following> made;
   if (!patterns.empty()) {
     made = std::make_unique<Following>();
     made->patterns.reserve(patterns.size());
     made->followers.reserve(kStreamsMax);
+    made->trust = trusted ? kTrustMost : 0;
     for (const StreamPattern& p : patterns) made->patterns.emplace_back(p);
   }
   std::lock_guard lock(lock_);
@@ -178,7 +192,7 @@ Mobility Tagger::next(StreamId stream, Bytes bytes) noexcept {
   const Follower& f = following_->of(stream);
   if (!f.pattern) return Mobility::untagged;
   const std::uint32_t at = f.place(f.steps.step_of(bytes));
-  return at == kNoPlace ? Mobility::untagged : Mobility(f.pattern->classes[at]);
+  return at == kNoPlace || f.trust_at(at) < kTrusted ? Mobility::untagged : Mobility(f.pattern->classes[at]);
 }
 
 void Tagger::allocated(StreamId stream, Bytes bytes, Addr at, Mobility given) noexcept {

@@ -11,6 +11,9 @@
 //   F4  Of the blocks it remembers the last kFar of each stream: older ones are all alike. Of streams the last
 //       kStreamsMax that did something. So what it holds does not grow, and a step takes no memory from the heap.
 //   F5  A step costs a comparison; where a stream has departed, one binary search among the pattern's places.
+//   F6  A class is told only where a stream is trusted to be where it seems to be: having gone kTrusted steps as expected,
+//       of which a departure takes kDeparted. A program does other things before its first iteration, and some runs of
+//       allocations are alike. A new stream has the trust of the one that did something last.
 // Locks: its own, a leaf: nothing is called under it. Never held together with the pool's.
 #pragma once
 #include <cstdint>
@@ -57,7 +60,8 @@ class Tagger {
  public:
   static constexpr std::int8_t kAlike = StreamSteps::kAlike, kOther = StreamSteps::kOther;
   static constexpr unsigned kFar = StreamSteps::kFar;
-  static constexpr unsigned kAligned = 4;  // steps that must be the same where a departed stream is taken up again
+  static constexpr unsigned kAligned = 8;  // steps that must be the same where a departed stream is taken up again
+  static constexpr unsigned kTrusted = 12, kDeparted = 6, kTrustMost = 64;  // steps (F6)
   static constexpr std::size_t kStreamsMax = 64;
 
   Tagger();
@@ -68,8 +72,8 @@ class Tagger {
   // Throws InvalidArgument if these are no patterns, or two are of one stream.
   static void check(const std::vector<StreamPattern>& patterns);
   // From now on follows these (checked), in the order in which their streams appeared; nothing if there are none.
-  // Statistics begin anew.
-  void follow(const std::vector<StreamPattern>& patterns);
+  // Statistics begin anew. `trusted`: the next step is known to be the pattern's first.
+  void follow(const std::vector<StreamPattern>& patterns, bool trusted = false);
   void stop();  // statistics stay
 
   Mobility next(StreamId stream, Bytes bytes) noexcept;

@@ -29,6 +29,9 @@ TraceFacts trace_facts(const std::vector<TraceEvent>& events, int warm_from_iter
   // First what lies ahead of the running totals: whether a block's end is told separately.
   for (std::uint64_t i = 0; i < events.size(); ++i) {
     const TraceEvent& e = events[i];
+    if (e.stream == ~StreamId{0})
+      throw InvalidArgument("event " + std::to_string(i) + " of the trace is of a stream that no device has; the trace " +
+                            "is damaged");
     switch (e.kind) {
       case TraceKind::alloc: {
         if (e.size > kRequestMax)

@@ -33,7 +33,7 @@ Following& following() {
   return *instance;
 }
 
-void Following::follow(const std::vector<DevicePattern>& patterns) {
+void Following::follow(const std::vector<DevicePattern>& patterns, bool trusted) {
   std::array<std::vector<StreamPattern>, kDevicesMax> of;
   for (const auto& [device, pattern] : patterns) {
     if (device < 0 || device >= kDevicesMax)
@@ -43,7 +43,7 @@ void Following::follow(const std::vector<DevicePattern>& patterns) {
   if (patterns.empty()) throw InvalidArgument("dymem: there are no patterns to follow.");
   for (const auto& device : of) Tagger::check(device);
   std::lock_guard lock(switching());
-  for (std::size_t device = 0; device < of.size(); device++) taggers_[device].follow(of[device]);
+  for (std::size_t device = 0; device < of.size(); device++) taggers_[device].follow(of[device], trusted);
   set_watching(Watch::following, true);
 }
 

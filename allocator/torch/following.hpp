@@ -22,8 +22,8 @@ class Following {
   using DevicePattern = std::pair<int, StreamPattern>;
 
   // From now on, on every device that one of them is of; what was followed before is not any more. Throws
-  // InvalidArgument, and then all is as it was.
-  void follow(const std::vector<DevicePattern>& patterns);
+  // InvalidArgument, and then all is as it was. `trusted`: as Tagger::follow().
+  void follow(const std::vector<DevicePattern>& patterns, bool trusted);
   void stop();
   bool on() const;
   FollowingStats stats() const;  // of all devices, since follow()

@@ -15,7 +15,7 @@ void bind_following(py::module_& m) {
   py::module_ f = m.def_submodule("following", "Classes of allocations by a profiled iteration; see following.hpp.");
   f.def(
       "follow",
-      [](const py::list& patterns) {
+      [](const py::list& patterns, bool trusted) {
         std::vector<Following::DevicePattern> all;
         for (const py::handle& row : patterns) {
           const auto [device, stream, steps, classes] =
@@ -23,9 +23,10 @@ void bind_following(py::module_& m) {
           all.emplace_back(device, StreamPattern(stream, steps, classes));
         }
         py::gil_scoped_release gil;
-        following().follow(all);
+        following().follow(all, trusted);
       },
-      py::arg("patterns"), "Of each (device, stream): steps as signed and classes as unsigned bytes.");
+      py::arg("patterns"), py::arg("trusted") = false,
+      "Of each (device, stream): steps as signed and classes as unsigned bytes. Whether the first step is about to come.");
   f.def("stop", [] { following().stop(); }, py::call_guard<py::gil_scoped_release>());
   f.def("on", [] { return following().on(); });
   f.def("stats", [] {

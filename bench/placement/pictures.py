@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from dymem.mobility import Facts
 from dymem.plotting import needs
 from dymem.replaying import replay_recording
 from dymem.trace import Recording
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED
 
-from rows import SLAB, block_bytes, tagged, untagged
+from rows import SLAB, block_bytes, sources, untagged
 
 MIB = 1 << 20
 LABELS = {"best_fit": "best fit", "two_ends": "two ends, by class (GTBM)", "by_size": "two ends, by size",
@@ -18,9 +19,10 @@ LABELS = {"best_fit": "best fit", "two_ends": "two ends, by class (GTBM)", "by_s
 AVERAGE_OVER = 9  # steps; the paper draws a moving average
 
 
-def steps(recording: Recording) -> dict[str, list[int]]:
-    """Bytes after each allocation and free of the last whole iteration: live, and spanned under each placement."""
-    with_classes, _ = tagged(recording)
+def steps(recording: Recording, facts: Facts | None = None) -> dict[str, list[int]]:
+    """Bytes after each allocation and free of the last whole iteration: live, and spanned under each placement. With the
+    classes that `facts` give all of the run, if there are any."""
+    *_, with_classes = sources(recording, facts).values()
     events = list(EVENT.iter_unpack(with_classes.events))
     last = max(event[7] for event in events)
     wanted = max(last - 1, 0)

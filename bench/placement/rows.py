@@ -1,7 +1,11 @@
 """One recording under every placement, as plain figures. No tables, no files: recordings in, dicts out.
 
-Classes are those that a recording carries in its events; where it carries none, those of hindsight, from its marks of
-iterations and phases. Mistaken classes (`mistaken`, a share) go by the size of the request, the same in every iteration, as a
+Classes are told apart by their source:
+  late       real ones, as recorded: of the iterations after the profiled one only
+  known      real ones of all iterations: what a run has that follows the facts of an earlier one (dymem.mobility.tagging)
+  recorded   what a recording without facts beside it carries
+  hindsight  of a perfect rule, from marks of iterations and phases, where a recording carries none
+Mistaken classes (`mistaken`, a share) go by the size of the request, the same in every iteration, as a
 rule that is wrong about a layer is wrong about it every time: half of them are swapped, half say nothing.
 """
 
@@ -11,18 +15,21 @@ import dataclasses
 import statistics
 import struct
 import zlib
-from typing import Callable
+from pathlib import Path
 
 from dymem.errors import TraceError
+from dymem.mobility import Facts, classes
 from dymem.mobility.rules import NAMES
 from dymem.mobility.sizing import BETAS, Sizing, failure_rate, failures_with_restarts, needs, pool_size
+from dymem.mobility.tagging import known
 from dymem.plotting.layout import BLOCK_UNIT
 from dymem.replaying import PLACEMENTS, replay_recording
-from dymem.trace import Recording
+from dymem.trace import Recording, name_of
 from dymem.trace.mobility import MOVABLE, TEMPORARY, UNTAGGED, with_hindsight
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_COMPLETED, FREE_REQUESTED, MOBILITY_AT
 
 SLAB = {"backing": "contiguous"}
+RULES = ("lifetime", "paper", "hindsight")
 LAYOUT_CHANGE = struct.Struct("<5Q")  # allocator/replay/layout_watch.hpp
 SLAB_ALLOC = 4
 
@@ -42,6 +49,37 @@ def tagged(recording: Recording) -> tuple[Recording, str]:
         return dataclasses.replace(recording, events=with_hindsight(recording.events)), "hindsight"
     except TraceError as error:
         raise TraceError(f"{recording.name}: {error}") from None
+
+
+def facts_beside(path: str | Path) -> Facts | None:
+    """Those in NAME.facts.json beside NAME.dymem, either of them as it is or as .xz or .gz; None if there are none."""
+    path = Path(path)
+    found = (path.with_name(f"{name_of(path)}.facts.json{packed}") for packed in ("", ".xz", ".gz"))
+    return next((Facts.load(file) for file in found if file.exists()), None)
+
+
+def sources(recording: Recording, facts: Facts | None) -> dict[str, Recording]:
+    """Source: the recording with classes of it. Real ones if there are facts, else what tagged() has."""
+    if facts is None:
+        with_classes, source = tagged(recording)
+        return {source: with_classes}
+    return {"late": recording, "known": by_rule(recording, facts, "lifetime")}
+
+
+def by_rule(recording: Recording, facts: Facts, rule: str) -> Recording:
+    """With known classes by one of the rules, or with those of "hindsight"."""
+    if rule == "hindsight":
+        return dataclasses.replace(recording, events=with_hindsight(recording.events))
+    return dataclasses.replace(recording, events=known(recording.events, facts, classes(facts, rule), recording.device)[0])
+
+
+def compare_rules(recording: Recording, facts: Facts) -> dict[str, float]:
+    """Excess over live in one slab, grouped, by each rule; "hindsight" of the very recording, which no rule could know."""
+    excess = {}
+    for rule in RULES:
+        result = replay_recording(by_rule(recording, facts, rule), config=SLAB)
+        excess[rule] = result["reserved_peak_bytes"] / result["live_peak_bytes"] - 1
+    return excess
 
 
 def untagged(events: bytes) -> bytearray:
@@ -136,10 +174,17 @@ def figures(recording: Recording, result: dict, first: int) -> dict:
     return row
 
 
-def ablation(recording: Recording, *, mistaken: float = 0.0, first: int = 1,
-             progress: Callable[[], None] = lambda: None) -> dict:
-    """The row of one recording: every placement in one slab, and granules with and without classes (with stitching)."""
-    with_classes, source = tagged(recording)
+def ablations(recording: Recording, *, facts: Facts | None = None, mistaken: float = 0.0, first: int = 1) -> list[dict]:
+    """The rows of one recording: one for each source of its classes."""
+    rows = [ablation(recording, with_classes, source, mistaken=mistaken, first=first)
+            for source, with_classes in sources(recording, facts).items()]
+    if facts is not None:
+        rows[-1]["rules"] = compare_rules(recording, facts)
+    return rows
+
+
+def ablation(recording: Recording, with_classes: Recording, source: str, *, mistaken: float = 0.0, first: int = 1) -> dict:
+    """One row: every placement in one slab, and granules with and without classes (with stitching)."""
     if mistaken:
         with_classes = dataclasses.replace(with_classes, events=with_mistakes(with_classes.events, mistaken))
     plain = dataclasses.replace(recording, events=untagged(recording.events))
@@ -149,23 +194,18 @@ def ablation(recording: Recording, *, mistaken: float = 0.0, first: int = 1,
         replayed = plain if placement == "best_fit" else with_classes
         in_a_slab[placement] = result = replay_recording(replayed, config=SLAB, placement=placement, layout=True)
         runs[placement] = figures(replayed, result, first)
-        progress()
     pool = max(in_a_slab[placement]["reserved_peak_bytes"] for placement in ("best_fit", "grouped"))
     for placement, result in in_a_slab.items():
         runs[placement]["unusable_at_largest"] = unusable_at_requests(recording.events, result, pool, first)
     for name, replayed in (("vmm", plain), ("vmm_tagged", with_classes)):
         result = replay_recording(replayed)
         runs[name] = figures(replayed, result, first)
-        progress()
     shares = [0] * len(NAMES)
     for _, size, mobility in allocations(with_classes.events):
         shares[mobility] += size
     return {"name": recording.name, "classes": source, "live_peak_bytes": result["live_peak_bytes"],
             "occupied_peak_bytes": result["occupied_peak_bytes"], "largest_request": largest_request(recording.events, first),
             "class_bytes": dict(zip(NAMES, shares)), "placements": runs}
-
-
-RUNS = len(PLACEMENTS) + 2  # replays of one row
 
 
 def summary(rows: list[dict], placement: str) -> dict:

@@ -9,6 +9,8 @@ C++ core or torch loads it when it is called.
 
 from __future__ import annotations
 
+import os
+
 from dymem import errors
 from dymem._paths import include_path, library_path
 from dymem._version import __version__
@@ -77,5 +79,5 @@ def save_trace(path, device: int = 0) -> int:
         raise InvalidArgument(f"nothing was recorded of device {device}; install dymem with trace:on and use the device "
                               "first.")
     events = recorder.events()
-    _core.trace.write(str(path), events, device=device, dropped=recorder.dropped())
+    _core.trace.write(os.fsencode(path), events, device=device, dropped=recorder.dropped())
     return len(events) // _core.trace.EVENT_BYTES

@@ -13,9 +13,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # text that the terminal's encoding lacks, or a path that is no text: "?"
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    from dymem.cli.app import app
+    try:
+        from dymem.cli.app import app
 
-    app(prog_name="dymem")
+        app(prog_name="dymem")
+    except KeyboardInterrupt:  # while the commands are being loaded; later, cli.console.one_sentence says so
+        sys.stderr.write("dymem: stopped.\n")
+        sys.exit(130)
 
 
 if __name__ == "__main__":

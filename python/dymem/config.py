@@ -56,7 +56,7 @@ def _switch(text: str | bool) -> bool:
         return True
     if word in ("off", "false", "0", "no"):
         return False
-    raise ConfigError(f"'{text}' is neither on nor off.")
+    raise ConfigError(f"'{shortened(text)}' is neither on nor off.")
 
 
 def _ratio(text: str | float) -> float:
@@ -64,13 +64,13 @@ def _ratio(text: str | float) -> float:
     number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", word)  # float() reads more than the core does
     value = float(word) if number else -1.0
     if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"'{text}' is not a number from 0 to 1.")
+        raise ConfigError(f"'{shortened(text)}' is not a number from 0 to 1.")
     return value
 
 
 def _count(text: str | int) -> int:
     if not re.fullmatch(r"[0-9]{1,2}", str(text)) or not 1 <= int(text) <= 64:
-        raise ConfigError(f"'{text}' is not a number from 1 to 64.")
+        raise ConfigError(f"'{shortened(text)}' is not a number from 1 to 64.")
     return int(text)
 
 
@@ -83,7 +83,7 @@ def _capacity(text: str | int) -> int:
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if str(text).lower() not in names:
-            raise ConfigError(f"'{text}' is not one of {', '.join(names)}.")
+            raise ConfigError(f"'{shortened(text)}' is not one of {', '.join(names)}.")
         return str(text).lower()
 
     return parse
@@ -111,7 +111,8 @@ class Config:
     driver: str = _key("cuda", _one_of("cuda", "emulated"), "The machine to run on: cuda, or emulated (for tests).")
     emulated_capacity: int = _key(8 << 30, _capacity, "Bytes that each emulated device has.")
     emulated_devices: int = _key(1, _count, "How many emulated devices there are.")
-    trace: bool = _key(False, _switch, "Record what the pool is asked, for `dymem replay`.")
+    trace: bool = _key(False, _switch, "Record what the pool is asked; dymem.save_trace(path) writes it, "
+                       "for `dymem replay`.")
     mobility: str = _key("off", _one_of("off", "auto"), "auto: profile one iteration, once iterations are recognised, and "
                          "group what the next ones allocate by how long it is held.")
 
@@ -132,7 +133,8 @@ class Config:
     def from_mapping(cls, values: Mapping[str, object]) -> "Config":
         for key in values:
             if key not in cls.keys():
-                raise ConfigError(f"'{key}' is no key of dymem's configuration; the keys are {', '.join(cls.keys())}.")
+                raise ConfigError(f"'{shortened(key)}' is no key of dymem's configuration; the keys are "
+                                  f"{', '.join(cls.keys())}.")
         return cls(**values)
 
     @classmethod
@@ -145,7 +147,7 @@ class Config:
                 raise ConfigError(f"'{shortened(item)}' is not key:value, for example limit:20GiB; the keys are "
                                   f"{', '.join(cls.keys())}.")
             if key.strip() in values:
-                raise ConfigError(f"'{key.strip()}' stands there twice.")
+                raise ConfigError(f"'{shortened(key.strip())}' stands there twice.")
             values[key.strip()] = value.strip()
         return cls.from_mapping(values)
 

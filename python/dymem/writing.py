@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Sequence
 
 from dymem.errors import InvalidArgument
 
@@ -40,6 +41,24 @@ def check_writable(path: Path | None) -> None:
             os.unlink(path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(_refusal(path, error)) from None
+
+
+def check_apart(written: Sequence[Path | None], read: Sequence[Path] = ()) -> None:
+    """Is each target a file of its own, and none of those that are read? A slip of the hand must not cost a recording."""
+    targets = [path for path in written if path is not None]
+    for at, path in enumerate(targets):
+        if any(_same(path, other) for other in read):
+            raise InvalidArgument(f"{shown(path)} is what is read; name another file to write.")
+        if any(_same(path, other) for other in targets[:at]):
+            raise InvalidArgument(f"{shown(path)} is named for two results; name a file for each.")
+
+
+def _same(path: Path, other: Path) -> bool:
+    try:
+        return os.path.abspath(path) == os.path.abspath(other) or \
+            os.path.isfile(path) and os.path.samefile(path, other)  # a device, as /dev/null, may take several
+    except (OSError, ValueError):
+        return False
 
 
 def check_folder(path: Path | None, option: str) -> None:

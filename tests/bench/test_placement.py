@@ -49,7 +49,7 @@ def test_a_class_that_there_is_not_is_none(bench):
     rows = bench("rows")
     events = trace((ALLOC, 0, 512, 200, 0), (ALLOC, 1, 1024, TEMPORARY, 0), (FREE_REQUESTED, 0, 512, 0, 0))
     assert [c for *_, c in rows.allocations(events)] == [UNTAGGED, TEMPORARY]
-    assert rows.ablation(recording(events))["class_bytes"] == {"untagged": 512, "movable": 0, "temporary": 1024, "reclaimed": 0}
+    assert rows.ablations(recording(events))[0]["class_bytes"] == {"untagged": 512, "movable": 0, "temporary": 1024, "reclaimed": 0}
 
 
 @given(share=st.floats(0, 1), seed=st.integers(0, 9))

@@ -67,6 +67,13 @@ def test_ratios_are_of_warm_steps_and_a_missing_library_is_named(bench, capsys):
     assert "missing" in capsys.readouterr().out
 
 
+def test_a_control_runs_native_against_itself(bench, capsys):
+    code, rows = bench("slower", "fails", "stays", more=["--control"])
+    assert code == 0 and {row["ratio"] for row in rows.values()} == {1.0}
+    assert set(rows["slower"]) >= {"native", "control"} and "dymem" not in rows["slower"]
+    assert "control" in capsys.readouterr().out
+
+
 def test_a_bound_that_is_exceeded_fails(bench):
     assert bench("even", more=["--bound", "1.01"])[0] == 0
     assert bench("slower", more=["--bound", "1.01"])[0] == 1

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import pickle
+import struct
 import subprocess
 
 import pytest
@@ -142,6 +143,63 @@ def test_truncated_own_trace(dymem_command, tmp_path):
     _core.trace.write(str(tmp_path / "x"), bytes(load(write(tmp_path / "y.pickle", snapshot(steps())))[0].events))
     (tmp_path / "x.dymem").write_bytes((tmp_path / "x").read_bytes()[:-7])
     refused(dymem_command("replay", tmp_path / "x.dymem"))
+
+
+@pytest.mark.parametrize("pack", [bytes, lzma.compress, gzip.compress])
+def test_own_traces_whose_names_are_no_text(dymem_command, tmp_path, pack):
+    """They are read, and told of when they are damaged; what was unpacked on the way leaves nothing."""
+    (tmp_path / "tmp").mkdir()
+    from dymem import _core
+
+    _core.trace.write(str(tmp_path / "t.dymem"), struct.pack("<qQQQBBHi", 0, 0, MIB, 0, 0, 0, 0, -1))
+    whole = (tmp_path / "t.dymem").read_bytes()
+    good, bad = (os.fsencode(tmp_path) + name for name in (b"/g_\xff.dymem", b"/b_\xff.dymem"))
+    for name, content in ((good, whole), (bad, whole[:-1])):
+        with open(name, "wb") as file:
+            file.write(pack(content))
+    environment = {"TMPDIR": str(tmp_path / "tmp")}
+    run = dymem_command("replay", os.fsdecode(good), env=environment)
+    assert run.returncode == 0 and "g_?" in run.stdout, run.stderr
+    assert "is truncated" in refused(dymem_command("replay", os.fsdecode(bad), env=environment))
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_no_room_to_unpack(python, tmp_path):
+    """Nowhere, and not enough of it."""
+    from dymem import _core
+
+    _core.trace.write(str(tmp_path / "t.dymem"), bytes(40 * 100))
+    (tmp_path / "t.dymem.xz").write_bytes(lzma.compress((tmp_path / "t.dymem").read_bytes()))
+    for most in (0, 1000):
+        run = python("-c", "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+                     f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))\n"
+                     f"sys.argv = ['dymem', 'replay', {str(tmp_path / 't.dymem.xz')!r}]\n"
+                     "from dymem.__main__ import main; main()")
+        assert "TMPDIR" in refused(run)
+
+
+def test_what_cannot_be_read_twice(dymem_command, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "write it to a file first" in refused(dymem_command("replay", tmp_path / "pipe"))
+    assert "write it to a file first" in refused(dymem_command("replay", "/dev/null"))
+
+
+def test_a_recording_is_not_written_over(dymem_command, tmp_path, trace):
+    before = trace.read_bytes()
+    (tmp_path / "link").symlink_to(trace)
+    for name in (trace, tmp_path / "link", trace.name):
+        assert "is what is read" in refused(dymem_command("replay", trace, "--json", name))
+    assert trace.read_bytes() == before
+
+
+def test_stopped_while_it_starts(python):
+    """Ctrl-C before any command runs: as the commands themselves say it."""
+    run = python("-c", "import sys\nclass Stop:\n"
+                 "    def find_spec(self, name, *_):\n"
+                 "        if name == 'dymem.cli.plot': raise KeyboardInterrupt\n"
+                 "sys.meta_path.insert(0, Stop()); sys.argv = ['dymem', 'doctor']\n"
+                 "from dymem.__main__ import main; main()")
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "dymem: stopped.\n")
 
 
 def test_foreign_file(dymem_command, tmp_path):

@@ -231,13 +231,15 @@ def test_a_compressed_bomb_is_not_unpacked(tmp_path):
     snapshot(History().add("alloc", -1, 512)), snapshot(History().add("alloc", 16, -512)),
     snapshot(History().add("alloc", 16, 1 << 60)), snapshot(History().add("alloc", 16, "many")),
     snapshot(History().add("alloc", 16, 512, stream=1 << 70)), snapshot(History().add("teleport", 16, 512)),
-    snapshot(History(start=1e300).add("oom", 0, 0)),
+    snapshot(History(start=1e300).add("oom", 0, 0)), snapshot(History().add(["alloc"], 16, 512)),
+    snapshot(History().add("t\n" * 5000, 16, 512)), snapshot(History().add("alloc", 16, "x" * 5000)),
 ])
 def test_foreign_contents_are_one_sentence(tmp_path, content):
     path = write(tmp_path / "foreign.pickle", content)
     with pytest.raises(dymem.TraceError) as error:
         load(path)
     assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+    assert "reader failed" not in str(error.value) and len(str(error.value)) < len(str(path)) + 250
 
 
 @settings(max_examples=60, deadline=None)

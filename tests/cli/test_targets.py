@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dymem.errors import InvalidArgument
-from dymem.writing import check_folder, check_writable, write_bytes
+from dymem.writing import check_apart, check_folder, check_writable, write_bytes
 from snapshots import snapshot, steps, write
 
 
@@ -60,6 +60,16 @@ def test_links_and_pipes_are_not_followed_or_waited_for(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
 
 
+def test_a_file_for_each_result(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    check_apart([one, None, other], [tmp_path / "read"])
+    assert "two results" in refusal(check_apart, [one, tmp_path / "x" / ".." / "one"])
+    one.write_text("")
+    os.link(one, other)
+    assert "two results" in refusal(check_apart, [one, other])
+    assert "what is read" in refusal(check_apart, [one], [other])
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     refusal(write_bytes, tmp_path / "nowhere" / "x", b"data")
     (tmp_path / "full").symlink_to("/dev/full")
@@ -82,6 +92,17 @@ def test_every_command_asks_before_it_works(python, tmp_path, command):
             f"sys.argv = {['dymem', *words]!r}\nfrom dymem.__main__ import main; main()")
     run = python("-c", code)
     assert run.returncode == 2 and "/proc/bad" in run.stderr and run.stderr.count("\n") == 1, run.stderr
+
+
+@pytest.mark.parametrize("command", [["compare", "--recordings", "--json", "same", "--html", "./same"],
+                                     ["stress", "--driver", "emulated", "--json", "same.png", "--picture", "same.png"],
+                                     ["plot", "same.png", "--out", "same.png"]])
+def test_two_results_in_one_file(dymem_command, tmp_path, command):
+    if command[0] == "plot":
+        write(tmp_path / "same.png", snapshot(steps()))
+    run = dymem_command(*command)
+    assert run.returncode == 2 and "name " in run.stderr and run.stderr.count("\n") == 1, run.stderr
+    assert len(os.listdir(tmp_path)) == (command[0] == "plot")
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "numpy"])

@@ -48,6 +48,16 @@ def test_maps_granules_of_several_sizes(rig, units):
     rig.ok_read(base + units * rig.unit - 64, last)
 
 
+def test_what_a_failed_call_was_told_can_be_read(rig):
+    base = rig.ok_reserve(1)
+    rig.refuses(rig.driver.map(base, rig.unit, 12345678))
+    told = drivers.last_failure()
+    call, _, number = told.partition(": ")
+    assert "map" in call.lower() and number.isdigit()
+    rig.ok_map(base, rig.ok_create(1))
+    assert drivers.last_failure() == told, "a call that went well says nothing"
+
+
 def test_aliases_show_the_same_bytes(rig):
     handle = rig.ok_create(2)
     bases = [rig.ok_reserve(4) for _ in range(3)]

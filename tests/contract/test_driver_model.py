@@ -86,7 +86,8 @@ class Run:
     def expect(self, may, code):
         if may:
             self.allowed += 1
-            assert code == Code.ok, self.rig.kind.startswith("checked") and self.rig.driver.violations()
+            assert code == Code.ok, (drivers.last_failure(), self.rig.kind.startswith("checked") and
+                                     self.rig.driver.violations())
         else:
             self.refused += 1
             self.rig.refuses(code)

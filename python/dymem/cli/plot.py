@@ -16,7 +16,7 @@ from dymem.config import format_bytes
 from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import LAG_MS, lag_ns
 from dymem.trace import Recording, check_there, load
-from dymem.writing import check_writable, shown
+from dymem.writing import check_apart, check_writable, shown
 
 RECORDED = "recorded"
 CONFIGURATIONS = {"dymem": {}, "dymem_remap": {"alias": "off"}, "dymem_contiguous": {"backing": "contiguous"}}
@@ -43,6 +43,7 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     if kind != "html" and len(names) > 1:
         raise InvalidArgument(f"{shown(target)} holds one picture; name one --picture, or write an .html page.")
     check_writable(target)
+    check_apart([target], traces)
     for path in traces:
         check_there(path)
     needs.require()

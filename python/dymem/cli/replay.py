@@ -17,7 +17,7 @@ from dymem.errors import DymemError, InvalidArgument
 from dymem.replaying import PLACEMENTS, lag_ns, replay_recording
 from dymem.trace import load
 from dymem.trace.mobility import with_hindsight
-from dymem.writing import check_writable
+from dymem.writing import check_apart, check_writable
 
 MOBILITIES = ("recorded", "hindsight")
 _RATIO_MAX = 1000.0
@@ -49,6 +49,7 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
     if placement not in PLACEMENTS:
         raise InvalidArgument(f"there is no placement '{placement}'; there are {', '.join(PLACEMENTS)}.")
     check_writable(json_file)
+    check_apart([json_file], traces)
     inherited = replay_keys(takes_limit=True)
     wanted_limit = inherited.pop("limit", None) if limit is None else wanted_limit
     config = inherited | config

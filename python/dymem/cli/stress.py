@@ -24,7 +24,7 @@ from dymem.compare.card import gpu_count
 from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
 from dymem.plotting import needs
-from dymem.writing import check_writable
+from dymem.writing import check_apart, check_writable
 
 SCALE_MIN = 256 << 20
 BUDGET_SECONDS = 300.0  # on a GPU, unless told otherwise
@@ -55,6 +55,8 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     from dymem.stress import PATTERNS, SETTINGS
 
     if listed:
+        if json_file or picture:
+            complain("--list runs nothing, so nothing is written.")
         show(_listing(PATTERNS.values()), markdown)
         return 0
     scale_bytes = parse_bytes(scale)
@@ -69,6 +71,7 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     machine = _machine(driver, settings, allocators)
     check_writable(json_file)
     check_writable(picture)
+    check_apart([json_file, picture])
     if picture:
         if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InvalidArgument(f"{picture} is no name for a picture; write .png, .svg or .pdf.")

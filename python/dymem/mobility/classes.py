@@ -1,8 +1,10 @@
 """From facts to classes: which mobility each allocation of the iteration has, by one of two rules. Pure.
 
 lifetime    What is freed in the part of the iteration (one forward, one backward, one optimizer step) that made it is
-            temporary, all else movable: the form that packs best when nothing is offloaded in between, since what lives
-            through the part fills one end without gaps and the rest comes and goes at the other.
+            temporary; what is freed in a later part movable: the form that packs best when nothing is offloaded in
+            between, since what lives through the part fills one end without gaps and the rest comes and goes at the
+            other. What outlives the iteration (parameters, the optimizer's state, gradients that the next one drops) has
+            no class: it is in the way of neither at the ends of the pool (allocator/pool/placement.hpp).
 paper       Algorithm 3 (HPDC 2020, section 3.3.2), by kind of layer, forks, and waiting for a join. In backward a result
             that would wait is movable. Workspace is temporary; what no layer made is untagged.
 
@@ -19,6 +21,8 @@ LASTING = frozenset({"parameter", "optimizer"})
 
 
 def by_lifetime(a: Allocation) -> int:
+    if a.freed is None:
+        return UNTAGGED
     return TEMPORARY if a.short_lived else MOVABLE
 
 

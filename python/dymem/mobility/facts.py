@@ -16,6 +16,8 @@ import json
 from pathlib import Path
 
 from dymem.errors import TraceError
+from dymem.trace import plain
+from dymem.writing import write_bytes
 
 FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
 # What an allocation holds. "result": made by a node for others, and not needed by backward.
@@ -77,6 +79,7 @@ class Facts:
     segments: list[str] = dataclasses.field(default_factory=list)      # the phase of each
     complete: bool = True                                               # False: nothing should be concluded
     notes: list[str] = dataclasses.field(default_factory=list)         # what went wrong, a sentence each
+    here: bool = dataclasses.field(default=False, compare=False)       # of this process, not loaded
 
     def allocation(self, index: int) -> Allocation:
         return self.allocations[index] if index >= 0 else self.older[-1 - index]
@@ -103,17 +106,21 @@ class Facts:
                 raise TraceError(f"these facts are of version {data['version']}, and this dymem reads {VERSION}; record anew.")
             return cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]), _read(Allocation, data["older"]),
                        data["segments"], data["complete"], data["notes"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TraceError(f"it holds no facts of an iteration ({type(error).__name__}: {error}).") from None
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n")
+        """Whole or not at all; InvalidArgument if it cannot be written."""
+        write_bytes(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Facts:
+        """What save() wrote, as it is or as .xz or .gz; TraceError, which names the file, for anything else."""
         try:
-            return cls.from_json(Path(path).read_text())
-        except (OSError, UnicodeDecodeError, TraceError) as error:
+            return cls.from_json(plain.read_bytes(Path(path)).decode())
+        except UnicodeDecodeError:
+            raise TraceError(f"{path}: it holds no facts of an iteration, nor any other text.") from None
+        except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 
 

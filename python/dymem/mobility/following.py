@@ -7,6 +7,10 @@ An iteration is followed step by step along the profiled one. Where it departs (
 workspace), its last ALIGNED steps are looked for in the profiled one, and it goes on from the nearest such place; until
 there is one, its allocations correspond to nothing. Constant time a step: one look-up where it departs.
 
+A place that was found may be the wrong one: some runs of allocations are alike, and what a program does before its first
+iteration is none. So a class is told only where it is trusted: each step that is the expected one adds to the trust, up to
+TRUST_MOST, a departure takes TRUSTED away, and TRUSTED it must be.
+
 Programs that run do not say where an iteration begins: there a pattern is followed as a Cycle, once for good. That is done in
 C++ (allocator/pool/tagger.hpp, compared with this); follow() switches it on.
 """
@@ -15,14 +19,17 @@ from __future__ import annotations
 
 import bisect
 import collections
-from typing import Hashable
+from typing import Hashable, Mapping
 
 from dymem.mobility.facts import Facts
 from dymem.mobility.rules import UNTAGGED
 
 ALIKE, OTHER = 0, -1
 FAR = 16      # allocations: an older block's free says only that it is older
-ALIGNED = 4   # steps that must be the same where a departed iteration is taken up again
+ALIGNED = 8   # steps that must be the same where a departed iteration is taken up again
+TRUSTED = 12  # steps as expected before a class is told
+DEPARTED = 6
+TRUST_MOST = 64
 
 
 class Steps:
@@ -98,23 +105,63 @@ class Cycle(Pattern):
 
 
 class Follower:
-    """Follows one stream along a pattern: of one iteration, or along a cycle for good."""
+    """Follows one stream along a pattern: of one iteration, or along a cycle for good. `trust`: of the place where it begins,
+    the pattern's first; TRUST_MOST if a mark says that an iteration begins there."""
 
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern, self.next, self.lost = pattern, 0, False
+    def __init__(self, pattern: Pattern, trust: int = 0) -> None:
+        self.pattern, self.next, self.lost, self.trust = pattern, 0, False, trust
         self.last: collections.deque[int] = collections.deque(maxlen=ALIGNED)
 
     def step(self, step: int) -> int:
         """The class of what was allocated in this step; UNTAGGED where it corresponds to nothing, and for a free."""
         steps, place = self.pattern.steps, self.next
+        if not steps:
+            return UNTAGGED
         self.last.append(step)
         if self.lost or place >= len(steps) or steps[place] != step:
+            self.trust = max(0, self.trust - (0 if self.lost else DEPARTED))
             place = self.pattern.nearest(tuple(self.last), self.next)
             self.lost = place is None
             if self.lost:
                 return UNTAGGED
+        self.trust = min(self.trust + 1, TRUST_MOST)
         self.next = self.pattern.after(place)
-        return self.pattern.classes[place]
+        return self.pattern.classes[place] if self.trust >= TRUSTED else UNTAGGED
+
+
+class Followers:
+    """All streams of a program that runs, each along the pattern of its own; one that the profile has not along that of the
+    profile's streams that were not seen since, in the order in which both appeared, round and round. A new stream has the
+    trust of the one that did something last, the first one what is given."""
+
+    def __init__(self, cycles: Mapping[Hashable, Cycle], trust: int = 0) -> None:
+        self.cycles, self.trust = cycles, trust
+        self.recent: Follower | None = None
+        self.steps: dict[Hashable, Steps] = collections.defaultdict(Steps)
+        self.followers: dict[Hashable, Follower] = {}
+        self.strangers = 0
+
+    def alloc(self, stream: Hashable, block: Hashable, size: int) -> int:
+        """The class of an allocation, in the order in which they are made."""
+        return self._of(stream).step(self.steps[stream].alloc(block, size))
+
+    def free(self, stream: Hashable, block: Hashable) -> None:
+        self._of(stream).step(self.steps[stream].free(block))
+
+    def _of(self, stream: Hashable) -> Follower:
+        if stream not in self.followers:
+            self.followers[stream] = Follower(self._cycle(stream), self.recent.trust if self.recent else self.trust)
+        self.recent = self.followers[stream]
+        return self.recent
+
+    def _cycle(self, stream: Hashable) -> Cycle:
+        if stream in self.cycles:
+            return self.cycles[stream]
+        unseen = [known for known in self.cycles if known not in self.followers]
+        if not unseen:
+            return Cycle(Pattern())
+        self.strangers += 1
+        return self.cycles[unseen[(self.strangers - 1) % len(unseen)]]
 
 
 def patterns(facts: Facts, classes: list[int], again: bool = False) -> dict[tuple[int, int], Pattern]:

@@ -23,6 +23,9 @@ def follow(facts: Facts, rule: str = "lifetime") -> bool:
     one's class by `rule` (dymem.mobility.classes), every other is untagged. It costs no Python. What was followed before is not
     any more. Facts of memory of the CPU (host=True) correspond to nothing here.
 
+    Facts of this process say that the next iteration is about to begin. Those of an earlier run (Facts.load) can be followed
+    right after install: what comes before the first iteration is untagged, and the first few steps of that one.
+
     False, with a warning that says why, if the facts are incomplete or have no allocation: then nothing is followed. Raises
     InvalidArgument if dymem is not installed, or there is no such rule."""
     following = _following()
@@ -34,7 +37,7 @@ def follow(facts: Facts, rule: str = "lifetime") -> bool:
         warnings.warn(f"dymem: the profiled iteration is not followed, and all is untagged: {why}", stacklevel=2)
         return False
     following.follow([(device, stream, *pattern.as_bytes())
-                      for (device, stream), pattern in patterns(facts, tags, again=True).items()])
+                      for (device, stream), pattern in patterns(facts, tags, again=True).items()], facts.here)
     return True
 
 

@@ -73,6 +73,7 @@ class Profile:
             from dymem.mobility.reading import facts_of
 
             self._facts = facts_of(self._log)
+            self._facts.here = True
             if "raised" in self._log:
                 self._facts.complete = False
                 self._facts.notes.append(f"the iteration ended in {self._log['raised']}; its allocations stay untagged.")

@@ -1,8 +1,10 @@
 """Classes in traces: raw events in, events with TraceEvent::mobility out (allocator/base/event.hpp). Pure.
 
-Facts are of one iteration; the classes are for the next ones, carried over by the order of allocations and frees of each
-stream (dymem.mobility.following). All before the profiled iteration is untagged, and so is it itself, since the facts come
-after it.
+Facts are of one iteration; the classes are for others, carried over by the order of allocations and frees of each stream
+(dymem.mobility.following).
+  carried   to the iterations after the profiled one. All before it is untagged, and so is it itself, since the facts come
+            after it: what a run has that was never looked at before
+  known     to all of a run, from its first event on: what a run has whose facts an earlier one left
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import dataclasses
 from typing import Iterator, Mapping
 
 from dymem.errors import TraceError
-from dymem.mobility.following import Follower, Pattern, Steps
+from dymem.mobility.facts import Facts
+from dymem.mobility.following import TRUST_MOST, Cycle, Follower, Followers, Pattern, Steps, patterns
 from dymem.mobility.rules import MOVABLE, NAMES, UNTAGGED
 from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED, MARK, MOBILITY_AT
 
@@ -21,7 +24,7 @@ _NOTHING = Pattern()              # of a stream for which the profiled iteration
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How much of what comes after the profiled iteration has a class."""
+    """How much of the iterations that could have classes has one."""
 
     iterations: int
     allocated_bytes: int
@@ -67,7 +70,9 @@ def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]
         if iteration != current:
             current, iterations = iteration, iterations + 1
             steps, followers = collections.defaultdict(Steps), {}
-        follower = followers.get(stream) or followers.setdefault(stream, Follower(_same(stream, pattern, len(followers))))
+        if stream not in followers:
+            followers[stream] = Follower(_same(stream, pattern, len(followers)), TRUST_MOST)
+        follower = followers[stream]
         if kind == ALLOC:
             tag = follower.step(steps[stream].alloc(block, size))
             out[at + MOBILITY_AT] = tag
@@ -76,6 +81,29 @@ def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]
         else:
             follower.step(steps[stream].free(block))
     return out, Coverage(iterations, allocated, told)
+
+
+def known(events: bytes | bytearray, facts: Facts, classes: list[int], device: int = 0) -> tuple[bytearray, Coverage]:
+    """The events with the classes that a run has which is followed along the facts of an earlier one from its first event on
+    (`follow(Facts.load(...))` after install), given one for each of facts.allocations; and how far that went.
+
+    Nothing is looked up by number, nor do marks matter: it is the order of allocations and frees alone, of the model's
+    building and of every iteration. So these may be facts of this very recording."""
+    followers = Followers({stream: Cycle(pattern) for (of, stream), pattern in patterns(facts, classes, again=True).items()
+                           if of == device})
+    out = bytearray(events)
+    iterations, allocated, told = set(), 0, 0
+    for at, (_, block, size, stream, kind, _, _, iteration) in _numbered(events):
+        if kind == ALLOC:
+            tag = followers.alloc(stream, block, size)
+            out[at + MOBILITY_AT] = tag
+            if iteration >= 0:
+                iterations.add(iteration)
+                allocated += size
+                told += size if tag != UNTAGGED else 0
+        elif kind == FREE_REQUESTED:
+            followers.free(stream, block)
+    return out, Coverage(len(iterations), allocated, told)
 
 
 def _same(stream: int, patterns: Mapping[int, Pattern], rank: int) -> Pattern:

@@ -51,6 +51,8 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
     """The recordings in a file, one for each device that did anything; with the addresses it tells if `layout`."""
     path = Path(path)
     try:
+        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+            raise TraceError("it is a pipe or a device, and a trace is read more than once; write it to a file first.")
         if _is_own(path):
             return [_own(path)]
         traces = child.read_apart(path, layout)
@@ -70,20 +72,29 @@ def _own(path: Path) -> Recording:
 
 
 def _read_own(path: Path) -> dict:
-    from dymem import _core
-
+    """By descriptors, so that any name will do and nothing of what was unpacked is left, however this process ends."""
     with open(path, "rb") as file:
         if file.read(len(OWN_MAGIC)) == OWN_MAGIC:
-            return _core.trace.read(str(path))
+            return _read_descriptor(file.fileno(), path)
     try:
-        with tempfile.NamedTemporaryFile(suffix=".dymem") as unpacked:
-            unpacked.write(plain.read_bytes(path))
+        with tempfile.TemporaryFile() as unpacked:
+            for chunk in plain.chunks(path):
+                unpacked.write(chunk)
             unpacked.flush()
-            return _core.trace.read(unpacked.name)
-    except OSError as error:
-        raise TraceError(f"it cannot be unpacked in {tempfile.gettempdir()}: {error.strerror or error}.") from None
+            return _read_descriptor(unpacked.fileno(), path)
+    except OSError as error:  # of writing: what reading raises is a TraceError
+        raise TraceError(f"there is no room to unpack it: {error.strerror or error}; name a folder that has some in "
+                         "TMPDIR.") from None
+
+
+def _read_descriptor(descriptor: int, path: Path) -> dict:
+    from dymem import _core
+
+    name = f"/proc/self/fd/{descriptor}"
+    try:
+        return _core.trace.read(name)
     except DymemError as error:
-        raise TraceError(str(error).replace(unpacked.name, path.name)) from None
+        raise TraceError(str(error).replace(name, path.name)) from None
 
 
 def _is_own(path: Path) -> bool:

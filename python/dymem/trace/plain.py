@@ -15,6 +15,7 @@ import lzma
 import pickle
 import zlib
 from pathlib import Path
+from typing import Iterator
 
 from dymem.config import format_bytes
 from dymem.errors import TraceError
@@ -23,6 +24,7 @@ UNPACKED_MAX = 8 << 30   # bytes of pickle; a snapshot of a million events with 
 _GROWTH = 64             # bytes of objects for one byte of pickle: an empty dict is one byte and 64 of memory
 _GROWTH_LEAST = 1 << 30
 _CHUNK = 16 << 20
+_TOO_LARGE = "it unpacks to more than this machine's memory holds; record fewer events."
 
 
 class _Plain(pickle.Unpickler):
@@ -44,15 +46,16 @@ def unpacking(path: Path):
     return file
 
 
-def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
-    """The whole file, unpacked; TraceError if it is not there, cut short, or unpacks to more than `limit`."""
-    data = bytearray()
+def chunks(path: Path, limit: int = UNPACKED_MAX) -> Iterator[bytes]:
+    """The file unpacked, piece by piece; TraceError if it is not there, cut short, or unpacks to more than `limit`."""
+    length = 0
     try:
         with unpacking(path) as file:
             while chunk := file.read(_CHUNK):
-                data += chunk
-                if len(data) > limit:
+                length += len(chunk)
+                if length > limit:
                     raise TraceError(f"it unpacks to more than {format_bytes(limit)}; record fewer events.")
+                yield chunk
     except FileNotFoundError:
         raise TraceError("there is no such file.") from None
     except IsADirectoryError:
@@ -64,7 +67,17 @@ def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
     except OSError as error:
         raise TraceError(f"it cannot be read: {error.strerror or error}.") from None
     except MemoryError:
-        raise TraceError("it unpacks to more than this machine's memory holds; record fewer events.") from None
+        raise TraceError(_TOO_LARGE) from None
+
+
+def read_bytes(path: Path, limit: int = UNPACKED_MAX) -> bytearray:
+    """What chunks() tells, in one piece."""
+    data = bytearray()
+    try:
+        for chunk in chunks(path, limit):
+            data += chunk
+    except MemoryError:
+        raise TraceError(_TOO_LARGE) from None
     return data
 
 

@@ -24,6 +24,8 @@ def held_at_first(segments: object, device: int, entries: list) -> list[tuple[in
                 return []
     for entry in reversed(entries):
         action = entry.get("action") if isinstance(entry, dict) else None
+        if not isinstance(action, str):
+            continue  # the reader refuses it
         if action in _COMES and not held.cut(entry.get("addr"), entry.get("size")):
             return []
         if action in _GOES and not held.add(entry.get("addr"), entry.get("size")):

@@ -19,6 +19,7 @@ import array
 import dataclasses
 import struct
 
+from dymem.config import shortened
 from dymem.errors import TraceError
 from dymem.trace.segments import held_at_first
 
@@ -117,6 +118,8 @@ class _Reader:
             if entry.get("user_metadata") != self.mark:
                 self.read_mark(entry.get("user_metadata"))
             action = entry.get("action")
+            if not isinstance(action, str):
+                raise self.error("has no action; the snapshot is damaged")
             if action == "alloc":
                 self.alloc(entry)
             elif action == "free_requested":
@@ -126,7 +129,7 @@ class _Reader:
             elif action in _SEGMENT_KINDS:
                 self.segment(_SEGMENT_KINDS[action], action, entry)
             elif action not in _NOT_OURS:
-                raise self.error(f"has the action {action!r}, which this version does not know")
+                raise self.error(f"has the action {shortened(repr(action))}, which this version does not know")
         for address, block in self.ending.items():
             self.emit(FREE_COMPLETED, *block, address)
         return DeviceTrace(self.device, self.out, self.ignored, self.addresses.tobytes(), list(self.frames),
@@ -138,7 +141,7 @@ class _Reader:
     def number(self, entry: dict, key: str, least: int = 0, most: int = _WORD) -> int:
         value = entry.get(key)
         if not isinstance(value, int) or not least <= value <= most:
-            raise self.error(f"has {value!r} for {key}; the snapshot is damaged" if key in entry
+            raise self.error(f"has {shortened(repr(value))} for {key}; the snapshot is damaged" if key in entry
                              else f"has no {key}; record with a newer PyTorch")
         return value
 
