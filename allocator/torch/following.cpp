@@ -1,32 +1,19 @@
 // See following.hpp (W1..W4).
 #include "torch/following.hpp"
 
-#include <pthread.h>
-
 #include <array>
 #include <mutex>
-#include <new>
 #include <string>
 
-#include "torch/watching.hpp"
+#include "torch/switching.hpp"
 
 namespace dymem {
 
-namespace {
-std::mutex& switching() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
+void Following::forget_in_child() {
+  for (Tagger& tagger : following().taggers_) tagger.made_in_child();
 }
-}  // namespace
 
-Following::Following() {
-  // A child that is forked meanwhile (to load data) has no pool, and its copy of a lock may be held by nobody it has.
-  pthread_atfork(nullptr, nullptr, [] {
-    set_watching(Watch::following, false);
-    new (&switching()) std::mutex;
-    for (Tagger& tagger : following().taggers_) tagger.made_in_child();
-  });
-}
+Following::Following() { off_in_children<Watch::following, forget_in_child>(); }
 
 Following& following() {
   static auto* const instance = new Following;

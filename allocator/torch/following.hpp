@@ -33,6 +33,7 @@ class Following {
  private:
   friend Following& following();
   Following();
+  static void forget_in_child();
   Tagger taggers_[kDevicesMax];
 };
 

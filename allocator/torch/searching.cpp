@@ -1,30 +1,17 @@
 // See searching.hpp (R1..R4).
 #include "torch/searching.hpp"
 
-#include <pthread.h>
-
 #include <mutex>
-#include <new>
 
-#include "torch/watching.hpp"
+#include "torch/switching.hpp"
 
 namespace dymem {
 
-namespace {
-std::mutex& switching() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
+void Searching::forget_in_child() {
+  for (PeriodFinder& finder : searching().finders_) finder.made_in_child();
 }
-}  // namespace
 
-Searching::Searching() {
-  // As for what is followed: a child that is forked has no pool, and its copy of a lock may be held by nobody it has.
-  pthread_atfork(nullptr, nullptr, [] {
-    set_watching(Watch::searching, false);
-    new (&switching()) std::mutex;
-    for (PeriodFinder& finder : searching().finders_) finder.made_in_child();
-  });
-}
+Searching::Searching() { off_in_children<Watch::searching, forget_in_child>(); }
 
 Searching& searching() {
   static auto* const instance = new Searching;

@@ -9,6 +9,8 @@
 //   R4  Nothing throws, and nothing is asked of a pool under a finder's lock.
 // Locks: one mutex around switching; a finder's own is a leaf.
 #pragma once
+#include <atomic>
+
 #include "abi/registry.hpp"
 #include "pool/period.hpp"
 
@@ -30,6 +32,7 @@ class Searching {
  private:
   friend Searching& searching();
   Searching();
+  static void forget_in_child();
   int busiest() const;
   void wake() noexcept;
   PeriodFinder finders_[kDevicesMax];
