@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from train import ALLOCATORS, OTHER_END_GONE, Dymem
+from train import ALLOCATORS, OTHER_END_GONE, Dymem, stop
 from trainer import Trainer
 
 from dymem._core import driver
@@ -193,8 +193,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse_arguments()
     if not driver.cuda_device_count():
-        print("paired: there is no GPU here, and training needs one.", file=sys.stderr)
-        return 2
+        stop("there is no GPU here, and training needs one.")
     end = time.monotonic() + options.budget_seconds
     well = True
     for position, workload in enumerate(options.workloads):

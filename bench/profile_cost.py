@@ -18,6 +18,7 @@ of the pool what its layers would, and `calls` does nothing else, so that only t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -72,20 +73,27 @@ def models(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
     return {"resnet32": resnet, "transformer": transformer, "tiny_ops": tiny_ops}
 
 
-def measure(step: Callable[[int], float], pairs: int, host: bool, synchronize: Callable[[], None]) -> dict[str, object]:
-    from dymem.mobility import Profile
-
-    def timed(i: int, profile: Profile | None = None) -> float:
+def timer(step: Callable[[int], float], synchronize: Callable[[], None]) -> Callable[..., float]:
+    """Seconds of step(i), with a profile around it if one is given."""
+    def timed(i: int, profile=contextlib.nullcontext()) -> float:
         synchronize()
         began = time.perf_counter()
-        if profile is None:
+        with profile:
             step(i)
-        else:
-            with profile:
-                step(i)
         synchronize()
         return time.perf_counter() - began
 
+    return timed
+
+
+def median_ms(seconds: list[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 3)
+
+
+def measure(step: Callable[[int], float], pairs: int, host: bool, synchronize: Callable[[], None]) -> dict[str, object]:
+    from dymem.mobility import Profile
+
+    timed = timer(step, synchronize)
     for i in range(4):
         timed(i)
     plain, profiled, after, last = [], [], [], None
@@ -97,7 +105,7 @@ def measure(step: Callable[[int], float], pairs: int, host: bool, synchronize: C
     began = time.perf_counter()
     facts = last.facts
     seconds = time.perf_counter() - began
-    return {"step_ms": round(1e3 * statistics.median(plain), 3), "profiled_ms": round(1e3 * statistics.median(profiled), 3),
+    return {"step_ms": median_ms(plain), "profiled_ms": median_ms(profiled),
             "profiled_ratio": round(statistics.median(profiled) / statistics.median(plain), 3),
             "after_ratio": round(statistics.median(after) / statistics.median(plain), 3),
             "facts_ms": round(1e3 * seconds, 1),
@@ -152,16 +160,7 @@ def pooled(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
 def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Callable[[], None]) -> dict[str, object]:
     from dymem.mobility import Profile, automatic, follow, following_stats, stop_following
 
-    def timed(i: int) -> float:
-        synchronize()
-        began = time.perf_counter()
-        step(i)
-        synchronize()
-        return time.perf_counter() - began
-
-    def median_ms(seconds: list[float]) -> float:
-        return round(1e3 * statistics.median(seconds), 3)
-
+    timed = timer(step, synchronize)
     first = []
     while not following_stats()["following"] and len(first) < 60:
         first.append(timed(len(first)))

@@ -18,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 
+from train import stop
+
 GIB = 1 << 30
 LINK_ROUNDS, LINK_BYTES = 5, GIB
 
@@ -155,8 +157,7 @@ def main() -> int:
     from dymem._core import driver
 
     if options.driver == "cuda" and not driver.cuda_device_count():
-        print("sleep: there is no GPU here; --driver emulated tries all but the copies' speed without one.", file=sys.stderr)
-        return 2
+        stop("there is no GPU here; --driver emulated tries all but the copies' speed without one.")
     began = time.perf_counter()
     sizes = weight_sizes(int(options.gib * GIB))
     host = Card() if options.driver == "cuda" else Emulated(int(options.gib * 2 * GIB) + GIB)

@@ -78,6 +78,11 @@ def step(micro=1):
     optimize(optimizer)
     return loss.item()
 
+def until_profiling():
+    for _ in range(100):
+        step()
+        if automatic._search.state == "profiling": break
+
 def over():
     # Nothing is left in Python, and all that is allocated is followed.
     assert automatic._search.state == "ended" and following_stats()["following"], automatic._search.state
@@ -224,9 +229,7 @@ def test_an_iteration_that_fails_is_not_followed(script):
     """An exception, or memory that runs out, in the profiled one: one line each, and another attempt."""
     said = script(PROGRAM + """
 def broken(error):
-    for _ in range(100):
-        step()
-        if automatic._search.state == "profiling": break
+    until_profiling()
     net.within = error
     try:
         step()
@@ -367,9 +370,7 @@ def capture():
     kept = _torch.allocate_on(MiB, 0, 7)
     kept.free()
     _torch.end_pool(GRAPH)
-for _ in range(100):
-    step()
-    if automatic._search.state == "profiling": break
+until_profiling()
 net.within = capture
 step()
 net.within = None
@@ -392,9 +393,7 @@ def fork():
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 step(); fork()
-for _ in range(100):
-    step()
-    if automatic._search.state == "profiling": break
+until_profiling()
 fork()
 for _ in range(4): step()
 over()
@@ -405,9 +404,7 @@ assert told == ALL
 def test_it_stands_aside(script):
     """For who profiles or follows by hand, whatever it was doing."""
     script(PROGRAM + """
-for _ in range(100):
-    step()
-    if automatic._search.state == "profiling": break
+until_profiling()
 with Profile() as mine:
     step()
 assert mine.facts.complete

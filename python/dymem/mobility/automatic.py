@@ -19,7 +19,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections import deque
 
 from dymem.mobility.live import follow
@@ -250,12 +249,10 @@ def mark_iteration() -> None:
 
 def _mark_traces(iteration: int) -> None:
     from dymem import _core
-    from dymem.trace.snapshot import EVENT, MARK
+    from dymem.trace.marks import mark
 
-    event = EVENT.pack(time.monotonic_ns(), 0, iteration, 0, MARK, 0, ord("F"), iteration)
     for device in range(_core.abi.DEVICES_MAX):
-        if _core.abi.made(device):
-            _core.abi.recorder(device).record(event)
+        mark(device, iteration, "F")
 
 
 def _has_optimizer() -> bool:

@@ -9,7 +9,7 @@ there is one, its allocations correspond to nothing. Constant time a step: one l
 
 A place that was found may be the wrong one: some runs of allocations are alike, and what a program does before its first
 iteration is none. So a class is told only where it is trusted: each step that is the expected one adds to the trust, up to
-TRUST_MOST, a departure takes TRUSTED away, and TRUSTED it must be.
+TRUST_MOST, a departure takes DEPARTED away, and TRUSTED it must be.
 
 Programs that run do not say where an iteration begins: there a pattern is followed as a Cycle, once for good. That is done in
 C++ (allocator/pool/tagger.hpp, compared with this); follow() switches it on.

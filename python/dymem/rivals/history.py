@@ -7,12 +7,11 @@ program's own thread between its calls, as metadata of the snapshot or as marks 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from dymem.rivals.allocator import Allocator
 from dymem.rivals.of_dymem import Dymem
-from dymem.trace.snapshot import EVENT, MARK
+from dymem.trace.marks import mark
 
 ENTRIES_MAX = 10**7
 
@@ -32,16 +31,12 @@ class History:
     def phase(self, phase: str) -> None:
         """S start, F forward, B backward, O optimizer; what is allocated from here on belongs to it."""
         if isinstance(self.allocator, Dymem):
-            from dymem import _core
-
-            if _core.abi.made(0):  # before its first use there is no pool, and nothing to mark
-                _core.abi.recorder(0).record(EVENT.pack(time.monotonic_ns(), 0, self.iteration % 2**64, 0, MARK, 0,
-                                                        ord(phase), self.iteration))
+            mark(0, self.iteration, phase)
         elif self.allocator.history:
             import torch
 
-            if (mark := getattr(torch.cuda.memory, "_set_memory_metadata", None)) is not None:
-                mark(f"{self.iteration}:{phase}")
+            if (tell := getattr(torch.cuda.memory, "_set_memory_metadata", None)) is not None:
+                tell(f"{self.iteration}:{phase}")
 
     def save(self, path: Path) -> str | None:
         """Writes it; the path, or None where this allocator has no history."""
