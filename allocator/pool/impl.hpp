@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/lock.hpp"
+#include "pool/claims.hpp"
 #include "pool/asleep.hpp"
 #include "pool/block_map.hpp"
 #include "pool/counters.hpp"
@@ -161,7 +162,7 @@ struct Pool::Impl {
   Counters counters;               // what every call counts
   PoolStats stats;                 // the rest
   Joint joint;                     // with what is forwarded
-  Bytes forwarded_claimed = 0;     // by forwarded calls that are under way
+  Claims claims;                   // by forwarded calls that are under way
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
   Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with

@@ -373,35 +373,51 @@ Bytes Pool::limit() const {
 Bytes Pool::claim_forwarded(Bytes more) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  if (!p.config.limit) return 0;
-  const Bytes taken = p.reserved() + p.joint.reserved() + p.forwarded_claimed;
-  const Bytes granted = p.config.limit > taken ? std::min(more, p.config.limit - taken) : 0;
-  p.forwarded_claimed += granted;
+  const Bytes left = p.config.limit > p.reserved() ? p.config.limit - p.reserved() : 0;
+  const Bytes granted = p.claims.begin(more, p.joint.reserved(), left);
   p.home.let_marks_rise(p.allowance() != 0);
   return granted;
 }
 
-std::uint64_t Pool::forwarded_resets() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->joint.resets();
-}
-
-void Pool::settle_forwarded(const PoolStats* held, Bytes claimed, std::uint64_t resets) {
+void Pool::end_forwarded(Bytes claimed) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  p.forwarded_claimed -= std::min(claimed, p.forwarded_claimed);
-  if (held && p.joint.change(p.window_stats(), *held, resets)) p.restart_peaks();
+  p.claims.end(claimed);
   p.home.let_marks_rise(p.allowance() != 0);
 }
 
 Bytes Pool::forwarded_max() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->config.limit ? impl_->joint.reserved() + impl_->forwarded_claimed : kNoLimit;
+  return impl_->config.limit ? impl_->claims.cap(impl_->joint.reserved()) : kNoLimit;
+}
+
+bool Pool::forwarded_max_fell() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->config.limit && impl_->claims.too_high(impl_->joint.reserved());
+}
+
+void Pool::forwarded_lowered(Bytes most) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  p.claims.lowered(most, p.joint.reserved());
+  p.home.let_marks_rise(p.allowance() != 0);
 }
 
 Bytes Pool::forwarded_claims() const {
   std::lock_guard lock(impl_->mutex);
-  return impl_->forwarded_claimed;
+  return impl_->claims.most(impl_->joint.reserved()) - impl_->joint.reserved();
+}
+
+void Pool::settle_forwarded(const PoolStats& held, std::uint64_t resets) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  if (p.joint.change(p.window_stats(), held, resets)) p.restart_peaks();
+  p.home.let_marks_rise(p.allowance() != 0);
+}
+
+std::uint64_t Pool::forwarded_resets() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->joint.resets();
 }
 
 void Pool::set_reclaim_callback(ReclaimCallback callback) {

@@ -96,14 +96,20 @@ class Pool {
 
   // Another allocator may hold memory of this device under the pool's limit: the adapter forwards private pools to
   // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many;
-  // forwarded_max() is then all that the other may hold (kNoLimit: there is none). After it, settle_forwarded says what
-  // the other holds now (nullptr: as much as before) and gives the claim back. The sum never exceeds the limit.
+  // forwarded_max() is then what the other is to be capped at (kNoLimit: there is none). After it, end_forwarded gives
+  // the claim back. The sum never exceeds the limit (claims.hpp).
   Bytes claim_forwarded(Bytes more);
-  // `resets`: forwarded_resets() before the other was asked; its figures do not count if they were reset since.
-  void settle_forwarded(const PoolStats* held, Bytes claimed, std::uint64_t resets = 0);
-  std::uint64_t forwarded_resets() const;
+  void end_forwarded(Bytes claimed);
   Bytes forwarded_max() const;
-  Bytes forwarded_claims() const;  // by calls under way
+  // Calls are under way and the other is capped higher than they need: cap it at forwarded_max() again, settle, and say
+  // so, for until then the pool goes without.
+  bool forwarded_max_fell() const;
+  void forwarded_lowered(Bytes most);
+  Bytes forwarded_claims() const;  // set aside for calls under way, bytes
+  // What the other holds now. `resets`: forwarded_resets() before it was asked; its figures do not count if they were
+  // reset since.
+  void settle_forwarded(const PoolStats& held, std::uint64_t resets);
+  std::uint64_t forwarded_resets() const;
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp
 
   void set_reclaim_callback(ReclaimCallback callback);

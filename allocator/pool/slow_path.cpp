@@ -23,7 +23,7 @@ namespace dymem {
 
 Bytes Pool::Impl::own_limit() const {
   if (!config.limit) return 0;
-  const Bytes other = joint.reserved() + forwarded_claimed;
+  const Bytes other = claims.most(joint.reserved());
   return config.limit > other ? config.limit - other : 1;
 }
 

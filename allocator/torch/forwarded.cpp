@@ -73,29 +73,32 @@ class Forwarded::Claim {
   Claim(Forwarded& forwarded, int device, Pool& pool, Bytes more)
       : forwarded_(forwarded), device_(device), pool_(pool), claimed_(pool.claim_forwarded(more)) {
     try {
-      forwarded.cap(device, pool.forwarded_max());
+      forwarded.cap(device, pool);
     } catch (...) {
-      pool.settle_forwarded(nullptr, claimed_);
+      pool.end_forwarded(claimed_);
       throw;
     }
   }
-  ~Claim() { end(); }
-  void end() noexcept {
-    if (ended_) return;
-    ended_ = true;
+  ~Claim() {
     try {
-      forwarded_.settle(device_, claimed_);
+      forwarded_.settle(device_);
     } catch (...) {  // its figures will be asked for again
-      pool_.settle_forwarded(nullptr, claimed_);
+    }
+    pool_.end_forwarded(claimed_);
+    if (!pool_.forwarded_max_fell()) return;
+    try {
+      forwarded_.cap(device_, pool_);
+    } catch (...) {  // the pool goes without until a call comes down, or none is under way
     }
   }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
 
  private:
   Forwarded& forwarded_;
   const int device_;
   Pool& pool_;
   const Bytes claimed_;
-  bool ended_ = false;
 };
 
 native::CUDAAllocator& Forwarded::start() {
@@ -311,29 +314,27 @@ Bytes Forwarded::total_memory(int device) {
   return known;
 }
 
-void Forwarded::cap(int device, Bytes most) {
-  std::atomic<Bytes>& last = caps_[device];
-  const Bytes before = last.load();
-  if (before == most || (before == 0 && most == kNoLimit)) return;
-  last.store(most);
+void Forwarded::cap(int device, Pool& pool) {
   native::CUDAAllocator& other = start();
-  const double total = static_cast<double>(total_memory(device));
-  Bytes given = 0;
-  do {  // until what was given last is what was asked for last, by whichever thread
-    given = last.load();
+  std::lock_guard lock(cap_mutexes_[device]);
+  Bytes& last = caps_[device];
+  const Bytes most = pool.forwarded_max();
+  const bool fell = pool.forwarded_max_fell();
+  if (last != most && (last != 0 || most != kNoLimit)) {
+    const double total = static_cast<double>(total_memory(device));
     // Half a byte more, so that rounding the product down gives the very number.
-    const double fraction = given == kNoLimit ? 1.0 : std::min(1.0, (static_cast<double>(given) + 0.5) / total);
+    const double fraction = most == kNoLimit ? 1.0 : std::min(1.0, (static_cast<double>(most) + 0.5) / total);
+    last = kNoLimit - 1;  // not known, should it fail
     InsideOther inside;
-    try {
-      other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
-    } catch (...) {
-      last.store(kNoLimit - 1);  // not known: give it again
-      throw;
-    }
-  } while (last.load() != given);
+    other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+    last = most;
+  }
+  if (!fell) return;
+  settle(device);  // what was taken under the higher cap
+  pool.forwarded_lowered(most);
 }
 
-void Forwarded::settle(int device, Bytes claimed) {
+void Forwarded::settle(int device) {
   Pool* const pool = pool_if_made(device);
   if (!pool || !started()) return;
   const std::uint64_t resets = pool->forwarded_resets();
@@ -345,7 +346,7 @@ void Forwarded::settle(int device, Bytes claimed) {
   const std::int64_t absorbed = absorbed_[device].load();
   figures.num_ooms -= absorbed;
   figures.num_alloc_retries += absorbed;
-  pool->settle_forwarded(&figures, claimed, resets);
+  pool->settle_forwarded(figures, resets);
 }
 
 void Forwarded::settle_all() {

@@ -1,19 +1,22 @@
 // Private pools (CUDA graphs, MemPool) are served by PyTorch's own allocator, whose object still exists after dymem has
 // taken its place: what is captured or registered then lies in plain allocations that nothing moves or maps again.
 //
-//   F1  The other allocator is never called under a lock of ours, since it runs callbacks under its own. The one
-//       exception is its init(), which runs none. It may call us under its lock: what a pool does then never calls it.
+//   F1  The other allocator is never called under a lock of ours, since it runs callbacks under its own. The
+//       exceptions run none: its init(), its cap and its figures. It may call us under its lock: what a pool does then never calls it.
 //   F2  Ownership is told by address: what was forwarded and is held is in one table; everything else is the pools'.
 //       Every pointer handed out has the adapter's deleter, whichever allocator it came from.
 //   F3  Which allocations are forwarded is decided by the filters given to beginAllocateToPool, the latest first, as
 //       PyTorch decides; while none is open that costs one relaxed load.
 //   F4  The limit covers both. Before a call that may grow, bytes of it are claimed from our pool and the other's cap is
-//       raised by as many; after it, the claim becomes what was taken. When the other is out of memory our idle granules
-//       are given back and it is asked once more; when our pool is, what is idle in pools that nobody uses any more is.
+//       raised by as many; after it, the claim becomes what was taken, and while others are calling, the cap comes down
+//       first (pool/claims.hpp). When the other is out of memory our idle granules are given back and it is asked once
+//       more; when our pool is, what is idle in pools that nobody uses any more is.
 //   F5  No call of CUDA before the first use of a private pool, or before PyTorch initialises CUDA.
 //   F6  Frees never throw, and do nothing in a forked child.
 // Locks: one mutex around the table, one around the list of open pools (under which filters run, and nothing else), one
-// around starting. None is held while another is taken, or a pool or the other allocator is called.
+// around starting. None is held while another is taken, or a pool or the other allocator is called. One for each device
+// around the cap: the cap is given and figures are asked for under it, in which the other runs no callback; what the other
+// calls never takes it.
 #pragma once
 #include <c10/cuda/CUDAStream.h>
 
@@ -107,8 +110,8 @@ class Forwarded {
   void remember(void* pointer, int device);
   bool forget(const void* pointer, int* device);
   Bytes total_memory(int device);
-  void cap(int device, Bytes most);
-  void settle(int device, Bytes claimed = 0);
+  void cap(int device, Pool& pool);  // the other at what our pool allows it now
+  void settle(int device);           // our pool learns what the other holds
   void settle_all();
   [[noreturn]] void out_of_memory(size_t size, int device, Pool& pool);
 
@@ -132,7 +135,8 @@ class Forwarded {
   std::atomic<int> spare_count_{0};
 
   std::atomic<Bytes> totals_[kDevicesMax] = {};         // of the devices; 0: not asked
-  std::atomic<Bytes> caps_[kDevicesMax] = {};           // as last given to the other; 0: never
+  std::mutex cap_mutexes_[kDevicesMax];
+  Bytes caps_[kDevicesMax] = {};  // as last given to the other; 0: never; under the device's cap mutex
   std::atomic<std::int64_t> absorbed_[kDevicesMax] = {};  // its failures that no caller saw
 };
 

@@ -206,6 +206,10 @@ class StandIn final : public PluggableAllocator {
     facts["open"] = static_cast<std::int64_t>(open_.size());
     return facts;
   }
+  void before(std::string call, std::function<void()> run) {
+    std::lock_guard lock(mutex_);
+    before_ = {std::move(call), std::move(run)};
+  }
   std::set<c10::StreamId> streams_of(void* pointer) {
     std::lock_guard lock(mutex_);
     return at(pointer).streams;
@@ -216,6 +220,7 @@ class StandIn final : public PluggableAllocator {
   static void forbidden_deleter(void*) { std::abort(); }
 
   std::unique_lock<std::recursive_mutex> enter(const char* call) {
+    run_before(call);
     if (Pool* made = pool_if_made(0)) made->stats();
     torch_allocator().forwarded().holds(this);
     torch_allocator().forwarded().takes(kDevicesMax - 1, nullptr);
@@ -224,6 +229,15 @@ class StandIn final : public PluggableAllocator {
     calls_[call]++;
     if (until_failure_ > 0 && --until_failure_ == 0) TORCH_CHECK(false, "the stand-in failed as it was told");
     return lock;
+  }
+
+  void run_before(std::string_view call) {
+    std::function<void()> run;
+    {
+      std::lock_guard lock(mutex_);
+      if (call == before_.first) std::exchange(before_, {}).second.swap(run);
+    }
+    if (run) run();
   }
 
   void* take(size_t size, cudaStream_t stream) {
@@ -357,6 +371,7 @@ class StandIn final : public PluggableAllocator {
   int devices_ = 0;
   int until_failure_ = 0;
   bool reset_during_stats_ = false;
+  std::pair<std::string, std::function<void()>> before_;
   Bytes cap_ = kNoLimit;
   std::map<void*, Block> blocks_;
   std::map<PoolKey, int> uses_;
@@ -386,6 +401,10 @@ void bind_stand_in(py::module_& m) {
         "For tests: private pools go to an allocator that needs no GPU.");
   m.def("stand_in_facts", [] { return stand_in().facts(); }, "Calls by name, cap (-1: none), reserved, live, open.");
   m.def("stand_in_fail_call", [](int number) { stand_in().fail_call(number); });
+  m.def(
+      "stand_in_before",
+      [](std::string call, std::function<void()> run) { stand_in().before(std::move(call), std::move(run)); },
+      "Runs `run` once, in the thread that calls so next, before it takes the stand-in's lock.");
   m.def("stand_in_reset_during_stats", [] { stand_in().reset_during_stats(); },
         "The next figures asked for are from before a reset of the totals.");
   m.def("stand_in_streams_of", [](std::uintptr_t address) { return stand_in().streams_of(as_pointer(address)); });
