@@ -199,6 +199,9 @@ ProcessConfig parse_config(const std::string& text) {
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  if (config.pool.debug && config.pool.backing == Backing::contiguous)
+    throw InvalidArgument(
+        "dymem: debug:on maps each block by itself, which backing:contiguous cannot; leave one of the two out.");
   return config;
 }
 

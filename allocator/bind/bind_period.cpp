@@ -15,11 +15,8 @@ namespace {
 
 py::object told(const Period& p) {
   if (!p.steps) return py::none();
-  py::dict d;
-  d["steps"] = p.steps;
-  d["repeats"] = p.repeats;
-  d["since"] = p.since;
-  return d;
+  using py::literals::operator""_a;
+  return py::dict("steps"_a = p.steps, "repeats"_a = p.repeats, "since"_a = p.since);
 }
 
 }  // namespace

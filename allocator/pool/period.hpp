@@ -33,8 +33,8 @@ namespace dymem {
 struct Period {
   std::uint32_t steps = 0;    // of one iteration; 0: none is recognised
   std::uint32_t repeats = 0;  // whole iterations up to the last step that are like those before them
-  std::uint32_t since =
-      0;  // steps since the fewest blocks were held, of the last iteration's: where an iteration begins
+  // Steps since the fewest blocks were held, of the last iteration's: where an iteration begins.
+  std::uint32_t since = 0;
 };
 
 // Of a stream's steps (kOther … kFar).

@@ -49,9 +49,10 @@ void bind_searching(py::module_& m) {
           found = searching().find();
         }
         if (!found.steps) return py::none();
-        return py::make_tuple(found.steps, found.repeats, found.since);
+        using py::literals::operator""_a;
+        return py::dict("steps"_a = found.steps, "repeats"_a = found.repeats, "since"_a = found.since);
       },
-      "(steps, repeats, since), or None; see pool/period.hpp.");
+      "{steps, repeats, since}, or None; see pool/period.hpp.");
 }
 
 }  // namespace dymem

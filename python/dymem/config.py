@@ -124,6 +124,9 @@ class Config:
             except ConfigError as error:
                 raise ConfigError(f"{field.name}: {error}") from None
             object.__setattr__(self, field.name, parsed)
+        if self.debug and self.backing == "contiguous":
+            raise ConfigError("debug:on maps each block by itself, which backing:contiguous cannot; leave one of the two "
+                              "out.")
 
     @classmethod
     def keys(cls) -> list[str]:

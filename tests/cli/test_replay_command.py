@@ -184,6 +184,15 @@ def test_what_cannot_be_read_twice(dymem_command, tmp_path):
     assert "write it to a file first" in refused(dymem_command("replay", "/dev/null"))
 
 
+def test_a_file_named_by_its_descriptor(trace):
+    """As /dev/stdin is: the process that reads snapshots has descriptors of its own."""
+    from dymem.trace.load import load
+
+    with open(trace, "rb") as file:
+        (recording,) = load(f"/proc/self/fd/{file.fileno()}")
+    assert recording.events == load(trace)[0].events
+
+
 def test_a_recording_is_not_written_over(dymem_command, tmp_path, trace):
     before = trace.read_bytes()
     (tmp_path / "link").symlink_to(trace)

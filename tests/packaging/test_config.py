@@ -48,7 +48,7 @@ def test_both_parsers_agree(text):
     "emulated_devices:0", "emulated_devices:65", "emulated_capacity:0", "driver:", "limit:999999TiB",
     "limit:\u0663", "emulated_devices:\u0663", "grow_ratio:\u0663", "grow_ratio:0_0.5", "grow_ratio:0x1p-3", "grow_ratio:+0.5",
     "grow_ratio:-0", "grow_ratio:", "grow_ratio:0.5 x", "limit:1e3KiB", "limit:-0GiB", "limit:0x10", "limit:99999999999999999",
-    "limit:" + "9" * 400 + "GiB", "limit:.", "grow_ratio:.", *(key + "x" * 5000 for key in (
+    "debug:on,backing:contiguous", "limit:" + "9" * 400 + "GiB", "limit:.", "grow_ratio:.", *(key + "x" * 5000 for key in (
         "alias:", "grow_ratio:", "emulated_devices:", "backing:", "", "limit:")), "x" * 5000 + ":1", ("x" * 5000 + ":1,") * 2,
 ])
 def test_both_parsers_refuse(text):

@@ -52,7 +52,7 @@ def test_compressed_ones_are_read_too(written, events, tmp_path, pack):
     (recording,) = load(packed)
     assert recording.events == load(written)[0].events and recording.device == 3
     packed.write_bytes(pack(written.read_bytes()[:-40]))
-    with pytest.raises(TraceError, match=r"trace 'run\.dymem\.packed' is truncated"):
+    with pytest.raises(TraceError, match=r"^\S*run\.dymem\.packed: it is truncated: [^/']*\.$"):
         load(packed)
     packed.write_bytes(pack(written.read_bytes())[:-20])
     with pytest.raises(TraceError, match="cut short"):

@@ -121,9 +121,9 @@ class Search:
     def look(self, now: int) -> None:
         self.next_look = self.marked + max(1, self.marked // 4)
         found = self.searching.find()
-        if found is None or found[1] < REPEATS:
+        if found is None or found["repeats"] < REPEATS:
             return
-        self.period, repeats, _ = found
+        self.period, repeats = found["steps"], found["repeats"]
         inside = sum(mark > now - self.period * repeats for mark in self.marks)
         each = max(1, round(inside / repeats))
         marks = list(self.marks)[-1 - inside:]
@@ -163,12 +163,12 @@ class Search:
         if self.rank != SEARCH:
             return
         found = self.searching.find()
-        before, self.before = self.before, found[0] if found else 0
-        alike = found and found[1] >= REPEATS_UNMARKED and 8 * abs(found[0] - before) <= before
+        before, self.before = self.before, found["steps"] if found else 0
+        alike = found and found["repeats"] >= REPEATS_UNMARKED and 8 * abs(found["steps"] - before) <= before
         if alike and not _has_optimizer():  # of one that has made no step yet, this is no training: a validation before it
-            self.period, _, since = found
+            self.period = found["steps"]
             self.state = BEGINNING
-            self.searching.wake_at(now + self.period - since % self.period)
+            self.searching.wake_at(now + self.period - found["since"] % self.period)
 
     def begin(self, now: int, marks: int) -> None:
         self.profile = Profile()

@@ -55,7 +55,7 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
             raise TraceError("it is a pipe or a device, and a trace is read more than once; write it to a file first.")
         if _is_own(path):
             return [_own(path)]
-        traces = child.read_apart(path, layout)
+        traces = child.read_apart(Path(os.path.realpath(path)), layout)  # its stdin is not ours
     except DymemError as error:
         raise TraceError(f"{path}: {error}") from None
     several = len(traces) > 1
@@ -75,26 +75,29 @@ def _read_own(path: Path) -> dict:
     """By descriptors, so that any name will do and nothing of what was unpacked is left, however this process ends."""
     with open(path, "rb") as file:
         if file.read(len(OWN_MAGIC)) == OWN_MAGIC:
-            return _read_descriptor(file.fileno(), path)
+            return _read_descriptor(file.fileno())
     try:
         with tempfile.TemporaryFile() as unpacked:
             for chunk in plain.chunks(path):
                 unpacked.write(chunk)
             unpacked.flush()
-            return _read_descriptor(unpacked.fileno(), path)
+            return _read_descriptor(unpacked.fileno())
     except OSError as error:  # of writing: what reading raises is a TraceError
         raise TraceError(f"there is no room to unpack it: {error.strerror or error}; name a folder that has some in "
                          "TMPDIR.") from None
 
 
-def _read_descriptor(descriptor: int, path: Path) -> dict:
+def _read_descriptor(descriptor: int) -> dict:
     from dymem import _core
 
     name = f"/proc/self/fd/{descriptor}"
     try:
         return _core.trace.read(name)
     except DymemError as error:
-        raise TraceError(str(error).replace(name, path.name)) from None
+        message = str(error)
+        for named in (f"trace '{name}'", f"'{name}'"):  # load() says which file it is
+            message = message.replace(named, "it")
+        raise TraceError(message + ".") from None
 
 
 def _is_own(path: Path) -> bool:
