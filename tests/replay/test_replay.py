@@ -9,7 +9,7 @@ from dymem import _core
 from dymem.errors import InvalidArgument
 
 MIB = 1 << 20
-A, B = 71, 72
+A, B, C = 71, 72, 73
 MS = 1000  # microseconds
 
 
@@ -116,6 +116,22 @@ def test_a_lesser_stream_takes_what_the_busiest_finishes_soon_once_the_peak_has_
     settled = replay(trace, lag_ns=lag_ms * 1_000_000, wait=True, backing=backing)
     assert settled["stats"]["num_stream_waits"] == 1 and settled["reserved_peak_bytes"] <= 1.02 * 1512 * MIB
     assert replay(trace, lag_ns=lag_ms * 1_000_000, wait=False, backing=backing)["reserved_peak_bytes"] > 1.04 * 1512 * MIB
+
+
+@pytest.mark.parametrize("backing", ["vmm", "contiguous"])
+def test_only_the_busiest_streams_backlog_is_soon(trace, backing):
+    """What C, a copy as B is, frees soon is no matter of waiting for nothing: B does not stand behind it, and grows."""
+    trace.alloc(9, 512, B).alloc(0, 1000 * MIB, A).alloc(1, 256 * MIB, C)
+    trace.alloc(4, 32 * MIB, A).free(4, A).alloc(5, 48 * MIB, A).free(5, A)  # the peak: it settles from here on
+    for at in range(1, 100):
+        for piece in range(8):
+            trace.at(at * MS + piece * 50).alloc(100 * at + piece, 32 * MIB, A).free(100 * at + piece, A)
+        if at == 80:
+            trace.free(1, C)
+    trace.alloc(2, 32 * MIB, A).alloc(3, 256 * MIB, B).free(3, B)  # A lets nothing go that B could have instead
+    result = replay(trace, lag_ns=75_000_000, wait=True, backing=backing)
+    assert result["stats"]["num_stream_waits"] == 0
+    assert result["reserved_peak_bytes"] > 1500 * MIB
 
 
 @pytest.mark.parametrize("backing", ["vmm", "contiguous"])
