@@ -138,6 +138,9 @@ def main() -> int:
     options = parse_arguments()
     end = time.monotonic() + options.budget_seconds
     gpus = catalogue.gpu_count()
+    if not gpus:
+        print("There is no GPU here: both sides compute on the CPU, so the ratios tell what dymem's Python costs, no more.",
+              file=sys.stderr)
     rows: list[dict] = []
     wanted = []
     for name in options.stacks or catalogue.STACKS:
