@@ -224,15 +224,17 @@ void bind_base(py::module_& m) {
           "read",
           [](Driver& d, Addr at, Bytes n) {
             // The last byte is tried first: an absurd length is refused before it costs us the memory.
-            std::string data;
+            py::bytes data;
             char byte = 0;
             Status status = n > 1 ? d.read(at + n - 1, &byte, 1) : Status{};
             if (status.ok()) {
-              data.resize(n);
+              PyObject* const made = PyBytes_FromStringAndSize(nullptr, Py_ssize_t(n));  // filled in place
+              if (!made) throw py::error_already_set();
+              data = py::reinterpret_steal<py::bytes>(made);
               py::gil_scoped_release gil;
-              status = d.read(at, data.data(), n);
+              status = d.read(at, PyBytes_AS_STRING(made), n);
             }
-            return py::make_tuple(told(status), py::bytes(status.ok() ? data : std::string()));
+            return py::make_tuple(told(status), status.ok() ? data : py::bytes());
           },
           py::arg("at"), py::arg("n"), "(code, bytes)")
       .def("counters", [](const Driver& d) { return counters_dict(d.counters()); });
