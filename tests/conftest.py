@@ -18,6 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from core_programs import CorePrograms  # noqa: E402  what tests of several folders share
+
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it to 80 in its workers; tables are as wide as in a file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,11 +76,21 @@ def dymem_command(python):
     return lambda *arguments, **more: python("-m", "dymem", *arguments, **more)
 
 
+def shared_folder(tmp_path_factory) -> Path:
+    """One for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def core_programs(tmp_path_factory):
+    return CorePrograms(shared_folder(tmp_path_factory) / "core-programs")
+
+
 @pytest.fixture(scope="session")
 def first_build(tmp_path_factory):
     """A cache with the adapter in it, built once for all workers, and what four processes said that all wanted it first."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = shared_folder(tmp_path_factory)
     cache, told = shared / "first-build", shared / "first-build.json"
     with open(shared / "first-build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

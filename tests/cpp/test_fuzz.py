@@ -1,39 +1,17 @@
 """pool_fuzz.cpp in every mode: an independent model of physical memory against the pool, thousands of random calls."""
 
 import os
-import shlex
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LAYERS = ("base", "driver", "space", "stream", "pool", "trace")
-COMPILER = shlex.split(os.environ.get("CXX", "g++"))
-FLAGS = ["-std=c++20", "-O1", "-g", "-DDYMEM_DEBUG", "-pthread", "-I", str(ROOT / "allocator")]
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def fuzzer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fuzz")
-    sources = [path for layer in LAYERS for path in sorted((ROOT / "allocator" / layer).glob("*.cpp"))]
-    sources.append(Path(__file__).with_name("pool_fuzz.cpp"))
-    objects = [folder / f"{path.parent.name}-{path.stem}.o" for path in sources]
-
-    def compile_one(pair):
-        return subprocess.run([*COMPILER, *FLAGS, "-c", str(pair[0]), "-o", str(pair[1])], capture_output=True, text=True)
-
-    try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
-            for answer in workers.map(compile_one, zip(sources, objects)):
-                assert answer.returncode == 0, answer.stderr
-    except OSError as error:
-        pytest.skip(f"no compiler: {error}")
-    program = folder / "pool_fuzz"
-    subprocess.run([*COMPILER, *FLAGS, *map(str, objects), "-ldl", "-o", str(program)], check=True)
-    return program
+def fuzzer(core_programs):
+    return core_programs.build(Path(__file__).with_name("pool_fuzz.cpp"))
 
 
 @pytest.mark.parametrize("seed, runs, steps, bytes, modes", [
