@@ -137,7 +137,7 @@ def test_rmm_that_cannot_be_set_up_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.torch
-def test_history_marks_iterations_in_dymems_trace(python):
+def test_history_marks_iterations_in_dymems_trace(python, first_build):
     """Over the emulated driver, whose pool is used through its own binding."""
     run = python("-c", """
 import dymem
@@ -157,6 +157,6 @@ from dymem.trace import load
 from dymem.trace.snapshot import EVENT, MARK
 events = list(EVENT.iter_unpack(load("trace.dymem")[0].events))
 print([(e[4] == MARK, e[2], e[6]) for e in events])
-""", timeout=590)
+""", env={"DYMEM_CACHE": str(first_build.cache)})
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == ["trace.dymem", str([(False, 1 << 20, 0), (True, 3, ord("B")), (False, 1 << 20, 0)])]
