@@ -238,14 +238,15 @@ def test_reservations_never_touch():
 
 
 def test_thousands_of_views_are_quick():
-    """Cost per call must not grow with what exists: 20,000 views made and taken down, twice, in about a second."""
+    """Cost per call must not grow with what exists: of 20,000 views it is a few times that of 500 at the most, in the
+    processor's time, which other processes take nothing of."""
     emulated = drivers.make_emulated(bytes=False)
     count = 20_000
     base = ok(emulated.reserve(count * UNIT))
     handle = ok(emulated.create(UNIT))
 
-    def all_of_it():
-        start = time.perf_counter()
+    def each(count):
+        start = time.process_time()
         for i in range(count):
             emulated.map(base + i * UNIT, UNIT, handle)
             emulated.set_access(base + i * UNIT, UNIT)
@@ -253,9 +254,10 @@ def test_thousands_of_views_are_quick():
         for i in range(count):
             emulated.unmap(base + i * UNIT, UNIT)
         assert emulated.mappings() == 0
-        return time.perf_counter() - start
+        return (time.process_time() - start) / count
 
-    assert min(all_of_it(), all_of_it()) < 1.0
+    few, many = (min(each(n) for _ in range(5)) for n in (500, count))
+    assert many < 6 * few
 
 
 # --- a device without virtual memory management

@@ -171,12 +171,13 @@ def test_realtime_follows_the_host():
     before = gpu.now()
     time.sleep(0.01)
     assert 10_000_000 <= gpu.now() - before < 5_000_000_000
-    gpu.set_lag(20_000_000)
-    event = record(gpu, 0)
-    assert gpu.event_query(event) == Code.not_ready
+    gpu.set_lag(400_000_000)
     start = time.perf_counter()
+    event = record(gpu, 0)
+    answer = gpu.event_query(event)
+    assert answer == Code.not_ready or time.perf_counter() - start >= 0.4  # a busy machine takes its time
     assert gpu.event_synchronize(event) == Code.ok
-    assert time.perf_counter() - start >= 0.015
+    assert time.perf_counter() - start >= 0.39
     assert gpu.event_query(event) == Code.ok
 
 
