@@ -22,8 +22,9 @@ for i in range(6):
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
+def write(tmp_path, monkeypatch, first_build):
     monkeypatch.setenv("DYMEM_CONF", "driver:emulated")
+    monkeypatch.setenv("DYMEM_CACHE", str(first_build.cache))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     monkeypatch.chdir(tmp_path)
 
