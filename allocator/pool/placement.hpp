@@ -46,8 +46,8 @@ constexpr bool incremental(Placement placement, Mobility mobility) {
   return placement == Placement::two_ends && mobility == Mobility::reclaimed;
 }
 
-// `at_ends`: outermost holes are worth looking for. That is where some slab is open; beside a stream that does most of the
-// work others need what is finished, and its own memory comes first (decision 0005).
+// `at_ends`: outermost holes are worth looking for. That is where some slab is open; where streams beside the one that does
+// most of the work do much, they need what is finished, and its own memory comes first (decision 0005).
 constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool at_ends) {
   const bool temporary = mobility == Mobility::temporary;
   switch (placement) {

@@ -38,7 +38,7 @@ inline BlockId Pool::Impl::try_parts(Bytes size, StreamIndex by, const PartsFor&
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (incremental(config.placement, mobility))
     if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
-  const bool at_ends = home.any_open() && !streams.contended();
+  const bool at_ends = home.any_open() && !streams.much_contended();
   const PartsFor parts = parts_for(config.placement, mobility, size, at_ends);
   if (BlockId id = try_parts(size, by, parts, kTries); id != kNoBlock) return id;
   if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;
