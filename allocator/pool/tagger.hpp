@@ -71,7 +71,7 @@ class Tagger {
   static constexpr unsigned kFar = StreamSteps::kFar;
   static constexpr unsigned kAligned = 8;  // steps that must be the same where a departed stream is taken up again
   static constexpr unsigned kTrusted = 12, kDeparted = 6, kTrustMost = 64;  // steps (F6)
-  static constexpr unsigned kSure = 52, kUnlike = 4;                        // trust, powers of two (F7)
+  static constexpr unsigned kSure = 52, kUnlike = 5;                        // trust, powers of two (F7)
   static constexpr std::size_t kStreamsMax = 64;
 
   Tagger();

@@ -36,7 +36,7 @@ TRUSTED = 12  # steps as expected before a class is told
 DEPARTED = 6
 TRUST_MOST = 64
 SURE = 52    # of TRUST_MOST: what is not expected there is taken for workspace
-UNLIKE = 4   # powers of two between an allocation and that of its place; images and sequences vary by less
+UNLIKE = 5   # powers of two between an allocation and that of its place; images and sequences vary by less
 
 
 def width(size: int) -> int:
