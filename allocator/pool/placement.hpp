@@ -3,8 +3,8 @@
 // An open slab (slabs.hpp) has a low part and a high part with the gap between them. Holes of the parts named here are
 // tried in turn, best fit in each or, of the holes that fit best, the outermost: the farthest from the gap. Failing that
 // the block goes to the gap, at the end of the part it belongs to. The gap is always last, so where a block goes does
-// not depend on how large the slab is: `size - squeeze` is what a slab must have. In a hole a block lies at the same end
-// as it would in the gap, a tiny one at the other.
+// not depend on how large the slab is: `size - squeeze` is what a slab must have. In a hole a block lies at the same
+// end as it would in the gap, a tiny one at the other.
 #pragma once
 #include "base/units.hpp"
 #include "pool/config.hpp"
@@ -46,8 +46,8 @@ constexpr bool incremental(Placement placement, Mobility mobility) {
   return placement == Placement::two_ends && mobility == Mobility::reclaimed;
 }
 
-// `at_ends`: outermost holes are worth looking for. That is where some slab is open; where streams beside the one that does
-// most of the work do much, they need what is finished, and its own memory comes first (decision 0005).
+// `at_ends`: outermost holes are worth looking for. That is where some slab is open; where streams beside the one that
+// does most of the work do much, they need what is finished, and its own memory comes first (decision 0005).
 constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool at_ends) {
   const bool temporary = mobility == Mobility::temporary;
   switch (placement) {
@@ -65,8 +65,8 @@ constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size,
   // is gone. What has no class beside others that do has outlived its iteration most often: at either end of the slab it
   // is least in the way. Where nothing has a class there are no parts.
   // Tiny blocks keep out of the way of large ones: in the smallest hole of either part, and there at the end from which
-  // large ones of their class do not come. What is left of a hole stays in one piece then, where tiny gradients would else
-  // lie at the front of every hole that activations leave.
+  // large ones of their class do not come. What is left of a hole stays in one piece then, where tiny gradients would
+  // else lie at the front of every hole that activations leave.
   const bool tiny = size < kTinyMax;
   if (tiny && (temporary || (at_ends && mobility != Mobility::untagged)))
     return {kAnyPart, kNoPart, temporary, Choice::opposite};

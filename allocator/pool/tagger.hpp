@@ -14,8 +14,9 @@
 //   F6  A class is told only where a stream is trusted to be where it seems to be: having gone kTrusted steps as expected,
 //       of which a departure takes kDeparted. A program does other things before its first iteration, and some runs of
 //       allocations are alike. A new stream has the trust of the one that did something last.
-//   F7  An allocation more than kUnlike powers of two larger or smaller than that of its place is another one, and takes
-//       one from the trust. Where that is kSure, such a one and one where a stream departs are taken for workspace: temporary.
+//   F7  An allocation more than kUnlike powers of two larger or smaller than that of its place is another one, and
+//       takes one from the trust. Where that is kSure, such a one and one where a stream departs are taken for
+//       workspace: temporary.
 // Locks: its own, a leaf: nothing is called under it. Never held together with the pool's.
 #pragma once
 #include <algorithm>
@@ -36,7 +37,8 @@ namespace dymem {
 struct StreamPattern {
   StreamPattern() = default;
   // As other languages have them.
-  StreamPattern(StreamId of, const std::string& step_bytes, const std::string& class_bytes, const std::string& width_bytes)
+  StreamPattern(StreamId of, const std::string& step_bytes, const std::string& class_bytes,
+                const std::string& width_bytes)
       : stream(of),
         steps(step_bytes.begin(), step_bytes.end()),
         classes(class_bytes.begin(), class_bytes.end()),

@@ -26,7 +26,8 @@ void bind_following(py::module_& m) {
         following().follow(all, trusted);
       },
       py::arg("patterns"), py::arg("trusted") = false,
-      "Of each (device, stream): steps as signed, classes and widths as unsigned bytes. Whether the first step is about to come.");
+      "Of each (device, stream): steps as signed, classes and widths as unsigned bytes. Whether the first step is about "
+      "to come.");
   f.def("stop", [] { following().stop(); }, py::call_guard<py::gil_scoped_release>());
   f.def("on", [] { return following().on(); });
   f.def("stats", [] {
