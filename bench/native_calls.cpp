@@ -168,11 +168,11 @@ class Calls {
   }
 
   py::dict dymem_pass(Bytes large) { return as_dict(replay(dymem_, large)); }
-  // Of each stream's profiled iteration (as numbered in the recording), its steps and classes as bytes.
-  void follow(const std::vector<std::tuple<std::int64_t, std::string, std::string>>& patterns) {
+  // Of each stream's profiled iteration (as numbered in the recording), its steps, classes and widths as bytes.
+  void follow(const std::vector<std::tuple<std::int64_t, std::string, std::string, std::string>>& patterns) {
     std::vector<dymem::StreamPattern> all;
-    for (const auto& [stream, steps, classes] : patterns)
-      all.emplace_back(real_.at(stream), steps, classes);
+    for (const auto& [stream, steps, classes, widths] : patterns)
+      all.emplace_back(real_.at(stream), steps, classes, widths);
     dymem::Tagger::check(all);
     tagger_.follow(all);
   }

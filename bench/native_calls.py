@@ -40,7 +40,7 @@ def columns(path: Path) -> dict[str, np.ndarray]:
                                                       for name in ("block", "size", "stream")}}
 
 
-def patterns(path: Path) -> list[tuple[int, bytes, bytes]]:
+def patterns(path: Path) -> list[tuple[int, bytes, bytes, bytes]]:
     """What each stream did in the recording's iteration 2, with hindsight's classes, as native_calls.cpp takes it."""
     from dymem.mobility.tagging import patterns_by_stream
     from dymem.trace import load

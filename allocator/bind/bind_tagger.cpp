@@ -21,20 +21,23 @@ void bind_tagger(py::module_ m) {
   tagger.attr("TRUSTED") = Tagger::kTrusted;
   tagger.attr("DEPARTED") = Tagger::kDeparted;
   tagger.attr("TRUST_MOST") = Tagger::kTrustMost;
+  tagger.attr("SURE") = Tagger::kSure;
+  tagger.attr("UNLIKE") = Tagger::kUnlike;
   tagger.attr("STREAMS_MAX") = Tagger::kStreamsMax;
   tagger.def(
       "follow",
       [](Tagger& self, const py::list& patterns, bool trusted) {
         std::vector<StreamPattern> all;
         for (const py::handle& row : patterns) {
-          const auto [stream, steps, classes] = row.cast<std::tuple<StreamId, std::string, std::string>>();
-          all.emplace_back(stream, steps, classes);
+          const auto [stream, steps, classes, widths] =
+              row.cast<std::tuple<StreamId, std::string, std::string, std::string>>();
+          all.emplace_back(stream, steps, classes, widths);
         }
         Tagger::check(all);
         self.follow(all, trusted);
       },
       py::arg("patterns"), py::arg("trusted") = false,
-      "Of each (stream, steps as signed bytes, classes as bytes); whether the first step is about to come.");
+      "Of each (stream, steps as signed bytes, classes and widths as bytes); whether the first step is about to come.");
   tagger.def("stop", &Tagger::stop);
   tagger.def(
       "next", [](Tagger& self, StreamId stream, Bytes bytes) { return int(self.next(stream, bytes)); },

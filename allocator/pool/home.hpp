@@ -49,6 +49,8 @@ class Home {
   // Of the holes of one part of open slabs that fit best (a few of them, and `tries` looked into at most), the one that
   // is farthest from the gap, at its end there: of the high part the last, of the low part the first.
   Place outermost_fit(Bytes size, StreamIndex by, int tries, Parts part) const;
+  // The same run's low or high end, if it has any: one at a mark that may rise has no high end.
+  Place at_end(Place p, Bytes size, StreamIndex by, bool high) const;
   Bytes largest(int arena, StreamIndex by) const;  // of the usable stretches of free bytes
   Bytes free_bytes(int arena) const;
   // Is [at, at+size) free and usable by `by`; its run.

@@ -143,6 +143,12 @@ Place Home::outermost_fit(Bytes size, StreamIndex by, int tries, Parts part) con
   return found ? found : best_fit(kMainArena, size, by, high, tries, part);  // of slabs that have no two parts
 }
 
+Place Home::at_end(Place p, Bytes size, StreamIndex by, bool high) const {
+  const Block& last = blocks_[blocks_[p.head].run_end];
+  if (high && marks_rise_ && space_.slabs().ends_at_mark(last.at + last.size)) return p;
+  return fit(p.head, size, by, high);
+}
+
 Bytes Home::largest(int arena, StreamIndex by) const {
   Bytes best = 0;
   arenas_[arena].index.from_largest([&](const FreeIndex::Entry& e) {

@@ -89,6 +89,7 @@ struct Pool::Impl {
   BlockId place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock);
   BlockId place_in_slab_slow(Bytes size, StreamIndex by, const PartsFor& parts, std::unique_lock<Lock>& lock);
   BlockId try_slabs(Bytes size, StreamIndex by, const PartsFor& parts, std::unique_lock<Lock>& lock);
+  Place chosen_fit(Bytes size, StreamIndex by, bool high, int tries, Parts part, Choice choice) const;
   BlockId try_parts(Bytes size, StreamIndex by, const PartsFor& parts, int tries);  // in holes
   BlockId try_slab_fit(Bytes size, StreamIndex by, const PartsFor& parts);
   BlockId try_incremental(Bytes size, StreamIndex by);

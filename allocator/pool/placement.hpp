@@ -3,7 +3,8 @@
 // An open slab (slabs.hpp) has a low part and a high part with the gap between them. Holes of the parts named here are
 // tried in turn, best fit in each or, of the holes that fit best, the outermost: the farthest from the gap. Failing that
 // the block goes to the gap, at the end of the part it belongs to. The gap is always last, so where a block goes does
-// not depend on how large the slab is: `size - squeeze` is what a slab must have.
+// not depend on how large the slab is: `size - squeeze` is what a slab must have. In a hole a block lies at the same
+// end as it would in the gap, a tiny one at the other.
 #pragma once
 #include "base/units.hpp"
 #include "pool/config.hpp"
@@ -22,22 +23,31 @@ enum Parts : std::uint8_t {
   kEveryPart = 7,  // where a request fits nowhere else
 };
 
+enum class Choice : std::uint8_t {
+  best,       // the hole that fits best
+  opposite,   // the same, at its other end
+  outermost,  // of the holes that fit best the outermost, at its outer end; of one part
+};
+
 struct PartsFor {
   Parts first = kAnyPart, then = kNoPart;
-  bool high = false;             // at the high ends of holes and of the gap
-  bool outermost_first = false;  // the outermost of the holes of `first` that fit best, at its outer end; …
-  bool outermost_then = false;   // … and of those of `then`. These are single parts, low or high
+  bool high = false;  // at the high ends of holes and of the gap
+  Choice in_first = Choice::best, in_then = Choice::best;
 };
 
 constexpr Bytes kBySizeMax = kMiB;  // PyTorch's border between small and large
+
+// Below this a block is tiny beside those that decide how large a slab must be: statistics, biases, gradients of them.
+// Decision 0010 says what other borders do.
+constexpr Bytes kTinyMax = 32 * kKiB;
 
 // Blocks that go to the incremental part while there is room in it, and elsewhere lie as movable ones.
 constexpr bool incremental(Placement placement, Mobility mobility) {
   return placement == Placement::two_ends && mobility == Mobility::reclaimed;
 }
 
-// `at_ends`: outermost holes are worth looking for. That is where some slab is open; beside a stream that does most of the
-// work others need what is finished, and its own memory comes first (decision 0005).
+// `at_ends`: outermost holes are worth looking for. That is where some slab is open; where streams beside the one that
+// does most of the work do much, they need what is finished, and its own memory comes first (decision 0005).
 constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size, bool at_ends) {
   const bool temporary = mobility == Mobility::temporary;
   switch (placement) {
@@ -54,9 +64,15 @@ constexpr PartsFor parts_for(Placement placement, Mobility mobility, Bytes size,
   // may go anywhere, since it will be gone soon, its own part first and far from the gap, which so is wide again when it
   // is gone. What has no class beside others that do has outlived its iteration most often: at either end of the slab it
   // is least in the way. Where nothing has a class there are no parts.
-  if (temporary) return {kHighPart, kLowPart, true, at_ends, false};
+  // Tiny blocks keep out of the way of large ones: in the smallest hole of either part, and there at the end from which
+  // large ones of their class do not come. What is left of a hole stays in one piece then, where tiny gradients would
+  // else lie at the front of every hole that activations leave.
+  const bool tiny = size < kTinyMax;
+  if (tiny && (temporary || (at_ends && mobility != Mobility::untagged)))
+    return {kAnyPart, kNoPart, temporary, Choice::opposite};
+  if (temporary) return {kHighPart, kLowPart, true, at_ends ? Choice::outermost : Choice::best};
   if (mobility != Mobility::untagged) return {kLowPart, kNoPart, false};
-  return at_ends ? PartsFor{kHighPart, kLowPart, false, true, true} : PartsFor{};
+  return at_ends ? PartsFor{kHighPart, kLowPart, false, Choice::outermost, Choice::outermost} : PartsFor{};
 }
 
 // Granules: temporary blocks from here on lie at the high ends of runs. Smaller ones hold whole granules open there

@@ -20,19 +20,25 @@ constexpr Bytes kIncrementalShare = 5;
 // A slab just taken may be gone to other threads when its notice has been written.
 constexpr int kSlabRounds = 4;
 
+Place Pool::Impl::chosen_fit(Bytes size, StreamIndex by, bool high, int tries, Parts part, Choice choice) const {
+  if (choice == Choice::outermost) return home.outermost_fit(size, by, tries, part);
+  const Place p = home.best_fit(kMainArena, size, by, high, tries, part);
+  return p && choice == Choice::opposite ? home.at_end(p, size, by, !high) : p;
+}
+
 inline BlockId Pool::Impl::try_parts(Bytes size, StreamIndex by, const PartsFor& parts, int tries) {
-  Place p = parts.outermost_first ? home.outermost_fit(size, by, tries, parts.first)
-                                  : home.best_fit(kMainArena, size, by, parts.high, tries, parts.first);
+  Place p = parts.in_first == Choice::best ? home.best_fit(kMainArena, size, by, parts.high, tries, parts.first)
+                                           : chosen_fit(size, by, parts.high, tries, parts.first, parts.in_first);
   if (!p && parts.then)
-    p = parts.outermost_then ? home.outermost_fit(size, by, tries, parts.then)
-                             : home.best_fit(kMainArena, size, by, parts.high, tries, parts.then);
+    p = parts.in_then == Choice::best ? home.best_fit(kMainArena, size, by, parts.high, tries, parts.then)
+                                      : chosen_fit(size, by, parts.high, tries, parts.then, parts.in_then);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
 }
 
 BlockId Pool::Impl::place_in_slab(Bytes size, StreamIndex by, Mobility mobility, std::unique_lock<Lock>& lock) {
   if (incremental(config.placement, mobility))
     if (BlockId id = try_incremental(size, by); id != kNoBlock) return id;
-  const bool at_ends = home.any_open() && !streams.contended();
+  const bool at_ends = home.any_open() && !streams.much_contended();
   const PartsFor parts = parts_for(config.placement, mobility, size, at_ends);
   if (BlockId id = try_parts(size, by, parts, kTries); id != kNoBlock) return id;
   if (BlockId id = try_gap(size, by, parts.high, space.reserved()); id != kNoBlock) return id;

@@ -1,4 +1,4 @@
-// See tagger.hpp (F1..F6).
+// See tagger.hpp (F1..F7).
 #include "pool/tagger.hpp"
 
 #include <algorithm>
@@ -25,6 +25,9 @@ void check_one(const StreamPattern& p) {
   if (p.steps.size() != p.classes.size())
     throw InvalidArgument(of + " has " + std::to_string(p.steps.size()) + " steps and " +
                           std::to_string(p.classes.size()) + " classes; it is one class a step.");
+  if (p.steps.size() != p.widths.size())
+    throw InvalidArgument(of + " has " + std::to_string(p.steps.size()) + " steps and " +
+                          std::to_string(p.widths.size()) + " widths; it is one width a step.");
   for (std::int8_t step : p.steps)
     if (step < Tagger::kOther || step > int(Tagger::kFar))
       throw InvalidArgument(of + " has a step " + std::to_string(step) + "; steps are from -1 to 16.");
@@ -36,7 +39,8 @@ void check_one(const StreamPattern& p) {
 }  // namespace
 
 struct Tagger::Pattern {
-  explicit Pattern(const StreamPattern& of) : stream(of.stream), steps(of.steps), classes(of.classes) {
+  explicit Pattern(const StreamPattern& of)
+      : stream(of.stream), steps(of.steps), classes(of.classes), widths(of.widths) {
     const std::size_t n = steps.size();
     places.reserve(n);
     Last last = kNoSteps;
@@ -66,32 +70,43 @@ struct Tagger::Pattern {
 
   StreamId stream;
   std::vector<std::int8_t> steps;
-  std::vector<std::uint8_t> classes;
+  std::vector<std::uint8_t> classes, widths;
   using Ending = std::pair<Last, std::uint32_t>;
   std::vector<Ending> places;  // of each: the steps that end there, and where; sorted
   bool seen = false;                  // its own stream did something
 };
 
 struct Tagger::Follower {
-  // Where `step` stands in the pattern; kNoPlace: nowhere.
-  std::uint32_t place(std::int8_t step) const {
-    if (!lost && pattern->steps[next] == step) return next;
-    return pattern->nearest(with(last, step), next);
+  struct Found {
+    std::uint32_t at;      // where the step stands in the pattern; kNoPlace: nowhere
+    bool departs, unlike;  // it is not the next place; what was allocated there is of quite another size
+    unsigned trust;        // once it has gone so
+  };
+  // `wide`: an allocation's width, 0 for a free.
+  Found find(std::int8_t step, std::uint8_t wide) const {
+    Found f{};
+    f.departs = !lost && pattern->steps[next] != step;
+    f.at = lost || f.departs ? pattern->nearest(with(last, step), next) : next;
+    const unsigned there = f.at == kNoPlace ? 0 : pattern->widths[f.at];
+    f.unlike = wide && there && (wide > there ? wide - there : there - wide) > kUnlike;
+    const unsigned lost_trust = f.departs ? kDeparted : f.unlike ? 1 : 0;
+    f.trust = trust > lost_trust ? trust - lost_trust : 0;
+    if (f.at != kNoPlace && !f.unlike) f.trust = std::min(f.trust + 1, kTrustMost);
+    return f;
   }
-  bool departs(std::uint32_t at) const { return !lost && at != next; }
-  // Of what stands there, once it has gone so.
-  unsigned trust_at(std::uint32_t at) const {
-    const unsigned left = !departs(at) ? trust : trust > kDeparted ? trust - kDeparted : 0;
-    return at == kNoPlace ? left : std::min(left + 1, kTrustMost);
+  // Of an allocation that was found so.
+  Mobility of(const Found& f) const {
+    if (f.unlike || (f.at == kNoPlace && f.departs)) return trust >= kSure ? Mobility::temporary : Mobility::untagged;
+    return f.at == kNoPlace || f.trust < kTrusted ? Mobility::untagged : Mobility(pattern->classes[f.at]);
   }
-  void go(std::int8_t step, FollowingStats* stats) {
+  void go(std::int8_t step, std::uint8_t wide, FollowingStats* stats) {
     if (!pattern) return;
-    const std::uint32_t at = place(step);
-    if (departs(at)) stats->departures++;
-    trust = trust_at(at);
+    const Found f = find(step, wide);
+    stats->departures += f.departs;
+    trust = f.trust;
     last = with(last, step);
-    lost = at == kNoPlace;
-    if (!lost) next = pattern->after(at);
+    lost = f.at == kNoPlace;
+    if (!lost) next = pattern->after(f.at);
   }
 
   StreamId stream = 0;
@@ -191,15 +206,14 @@ Mobility Tagger::next(StreamId stream, Bytes bytes) noexcept {
   if (!following_) return Mobility::untagged;
   const Follower& f = following_->of(stream);
   if (!f.pattern) return Mobility::untagged;
-  const std::uint32_t at = f.place(f.steps.step_of(bytes));
-  return at == kNoPlace || f.trust_at(at) < kTrusted ? Mobility::untagged : Mobility(f.pattern->classes[at]);
+  return f.of(f.find(f.steps.step_of(bytes), width(bytes)));
 }
 
 void Tagger::allocated(StreamId stream, Bytes bytes, Addr at, Mobility given) noexcept {
   std::lock_guard lock(lock_);
   if (!following_) return;
   Follower& f = following_->of(stream);
-  f.go(f.steps.allocated(bytes, at), &stats_);
+  f.go(f.steps.allocated(bytes, at), width(bytes), &stats_);
   stats_.allocations++;
   stats_.allocated_bytes += bytes;
   if (given == Mobility::untagged) return;
@@ -211,7 +225,7 @@ void Tagger::freed(StreamId stream, Addr at) noexcept {
   std::lock_guard lock(lock_);
   if (!following_) return;
   Follower& f = following_->of(stream);
-  f.go(f.steps.freed(at), &stats_);
+  f.go(f.steps.freed(at), 0, &stats_);
 }
 
 FollowingStats Tagger::stats() const {

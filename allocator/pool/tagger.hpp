@@ -14,8 +14,13 @@
 //   F6  A class is told only where a stream is trusted to be where it seems to be: having gone kTrusted steps as expected,
 //       of which a departure takes kDeparted. A program does other things before its first iteration, and some runs of
 //       allocations are alike. A new stream has the trust of the one that did something last.
+//   F7  An allocation more than kUnlike powers of two larger or smaller than that of its place is another one, and
+//       takes one from the trust. Where that is kSure, such a one and one where a stream departs are taken for
+//       workspace: temporary.
 // Locks: its own, a leaf: nothing is called under it. Never held together with the pool's.
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -31,11 +36,17 @@ namespace dymem {
 // What one stream did in the profiled iteration.
 struct StreamPattern {
   StreamPattern() = default;
-  StreamPattern(StreamId of, const std::string& step_bytes, const std::string& class_bytes)  // as other languages have them
-      : stream(of), steps(step_bytes.begin(), step_bytes.end()), classes(class_bytes.begin(), class_bytes.end()) {}
+  // As other languages have them.
+  StreamPattern(StreamId of, const std::string& step_bytes, const std::string& class_bytes,
+                const std::string& width_bytes)
+      : stream(of),
+        steps(step_bytes.begin(), step_bytes.end()),
+        classes(class_bytes.begin(), class_bytes.end()),
+        widths(width_bytes.begin(), width_bytes.end()) {}
   StreamId stream = 0;
   std::vector<std::int8_t> steps;      // Tagger::kAlike, kOther, or a free's age
   std::vector<std::uint8_t> classes;  // Mobility of each step; of a free untagged
+  std::vector<std::uint8_t> widths;   // Tagger::width of each allocation's bytes; 0: of a free, or not known
 };
 
 struct FollowingStats {  // since follow()
@@ -62,12 +73,16 @@ class Tagger {
   static constexpr unsigned kFar = StreamSteps::kFar;
   static constexpr unsigned kAligned = 8;  // steps that must be the same where a departed stream is taken up again
   static constexpr unsigned kTrusted = 12, kDeparted = 6, kTrustMost = 64;  // steps (F6)
+  static constexpr unsigned kSure = 52, kUnlike = 5;                        // trust, powers of two (F7)
   static constexpr std::size_t kStreamsMax = 64;
 
   Tagger();
   ~Tagger();
   Tagger(const Tagger&) = delete;
   Tagger& operator=(const Tagger&) = delete;
+
+  // Powers of two in a block of so many requested bytes; the smallest ones are all alike.
+  static std::uint8_t width(Bytes bytes) { return std::uint8_t(std::bit_width(std::max(bytes, kBlockUnit))); }
 
   // Throws InvalidArgument if these are no patterns, or two are of one stream.
   static void check(const std::vector<StreamPattern>& patterns);

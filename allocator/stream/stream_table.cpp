@@ -13,7 +13,7 @@ constexpr Nanos kCloseInterval = 300'000, kCloseAnyway = 3'000'000;
 
 // What was freed counts half after so much more was: streams that fell idle are forgotten.
 constexpr Bytes kLately = 64 * kGiB;
-constexpr Bytes kContendedShare = 1024;
+constexpr Bytes kContendedShare = 1024, kMuchContendedShare = 32;
 
 // A wait that is to take no time ends by this part of the waiter's backlog before the waiter comes to it.
 constexpr Nanos kWaitMargin = 8;
@@ -100,6 +100,16 @@ void StreamTable::weigh() {
   contended_ = most > all - all / 4 && all - most > most / kContendedShare;
   if (all > kLately)
     for (Stream& s : streams_) s.freed /= 2;
+}
+
+bool StreamTable::much_contended() const {
+  if (!contended_) return false;
+  Bytes all = 0, most = 0;
+  for (const Stream& s : streams_) {
+    all += s.freed;
+    most = std::max(most, s.freed);
+  }
+  return all - most > most / kMuchContendedShare;
 }
 
 void StreamTable::close_all() {

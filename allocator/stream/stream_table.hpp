@@ -79,6 +79,9 @@ class StreamTable {
   // One stream does most of the work, and others beside it do some (a thousandth of it or more): copies beside compute.
   // A stream that was touched once changes nothing for the others; nor do streams that take turns as equals.
   bool contended() const { return contended_; }
+  // … and these do more than a little of it: a thirty-second, as where activations are offloaded, not where the next
+  // batch is copied ahead. Looks at every stream: for requests that are placed in an open slab.
+  bool much_contended() const;
   // waiter's later work waits for what `use` covers; false if its epoch is not closed yet, or the driver refuses.
   bool make_wait_for(StreamIndex waiter, LastUse use);
   Epoch closed_epoch(StreamIndex s) const { return streams_[s].open - 1; }

@@ -18,15 +18,16 @@ void bind_following(py::module_& m) {
       [](const py::list& patterns, bool trusted) {
         std::vector<Following::DevicePattern> all;
         for (const py::handle& row : patterns) {
-          const auto [device, stream, steps, classes] =
-              row.cast<std::tuple<int, StreamId, std::string, std::string>>();
-          all.emplace_back(device, StreamPattern(stream, steps, classes));
+          const auto [device, stream, steps, classes, widths] =
+              row.cast<std::tuple<int, StreamId, std::string, std::string, std::string>>();
+          all.emplace_back(device, StreamPattern(stream, steps, classes, widths));
         }
         py::gil_scoped_release gil;
         following().follow(all, trusted);
       },
       py::arg("patterns"), py::arg("trusted") = false,
-      "Of each (device, stream): steps as signed and classes as unsigned bytes. Whether the first step is about to come.");
+      "Of each (device, stream): steps as signed, classes and widths as unsigned bytes. Whether the first step is about "
+      "to come.");
   f.def("stop", [] { following().stop(); }, py::call_guard<py::gil_scoped_release>());
   f.def("on", [] { return following().on(); });
   f.def("stats", [] {

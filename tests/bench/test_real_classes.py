@@ -18,12 +18,13 @@ from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
 SLAB = {"backing": "contiguous"}
 SEVERAL_STREAMS = {"resnet50_prefetch", "llama_fsdp2_ckpt", "resnet152_offload_ckpt"}
-# Points of the live peak over best fit: most that grouping may be worse by, and its own.
-WORSE = {"resnet50_prefetch": 0.5}
+# Points of the live peak over best fit: most that grouping may be worse by, late classes more than known ones; and its own.
+WORSE = {"resnet50_prefetch": 0.4}
 AT_MOST = {"llama_ckpt_varlen": 5.5, "bert_varlen": 0.5, "llama_accum": 0.8, "llama_varlen": 1.0, "llama_fsdp2_ckpt": 5.0}
 # Beyond 1.01 x occupied + 8 MiB, and 1 % of warm time: there untagged granules are, too.
 GRANULES = {"densenet121_b64": 0.016}
 SHORT_STEPS = {"resnet32_stochdepth"}
+NONLINEAR = ("resnet", "inception", "densenet", "unet", "efficientnet")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def measured(folder, rows, request):
 
 def test_no_recording_is_worse_and_those_with_targets_reach_them(measured):
     worse = {name: (best, late, told) for name, (_, best, late, told, _) in measured.items()
-             if max(late, told) > best + WORSE.get(name, 0.3)}
+             if told > best + 0.3 or late > best + WORSE.get(name, 0.3)}
     assert worse == {}
     assert {name: measured[name][3] for name, most in AT_MOST.items() if measured[name][3] > most} == {}
 
@@ -79,6 +80,20 @@ def test_over_all_recordings(measured):
     assert statistics.median(told for _, _, _, told, _ in measured.values()) <= 1.0
     ours = sum(told * live for _, _, _, told, live in measured.values())
     assert ours <= 0.5 * sum(best * live for _, best, _, _, live in measured.values()), "in bytes"
+
+
+def test_the_largest_request_finds_more_of_what_is_free(folder, rows, measured):
+    """Of networks with forks and joins: U_f when it comes, in a pool of one size for both."""
+    for name, (forms, *_) in measured.items():
+        if not name.startswith(NONLINEAR):
+            continue
+        (recording,) = load(folder / f"{name}.dymem.xz")
+        plain = dataclasses.replace(recording, events=rows.untagged(recording.events))
+        results = [replay_recording(form, config=SLAB, placement=placement, layout=True)
+                   for form, placement in ((plain, "best_fit"), (forms["known"], "grouped"))]
+        pool = max(result["reserved_peak_bytes"] for result in results)
+        best, told = (rows.unusable_at_requests(recording.events, result, pool, 1) for result in results)
+        assert told < best or best == 0, (name, told, best)
 
 
 def test_on_granules(measured):

@@ -1,24 +1,26 @@
 """Following one iteration along another, against a brute-force statement of the same."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dymem.mobility import MOVABLE, TEMPORARY, UNTAGGED, classes
-from dymem.mobility.following import (ALIGNED, ALIKE, DEPARTED, FAR, OTHER, TRUST_MOST, TRUSTED, Cycle, Follower,
-                                      Pattern, Steps, patterns)
+from dymem.mobility.following import (ALIGNED, ALIKE, DEPARTED, FAR, OTHER, SURE, TRUST_MOST, TRUSTED, UNLIKE, Cycle,
+                                      Follower, Pattern, Steps, patterns, width)
 
 
-def pattern_of(steps, tags):
+def pattern_of(steps, tags, sizes=()):
     pattern = Pattern()
-    for step, tag in zip(steps, tags):
-        pattern.add(step, tag)
+    for step, tag, size in itertools.zip_longest(steps, tags, sizes):
+        pattern.add(step, tag, size)
     return pattern
 
 
-def followed(pattern, steps):
+def followed(pattern, steps, sizes=()):
     follower = Follower(pattern, TRUST_MOST)
-    return [follower.step(step) for step in steps]
+    return [follower.step(step, size) for step, size in itertools.zip_longest(steps, sizes)]
 
 
 def test_steps_tell_no_sizes_and_nothing_far_back():
@@ -36,7 +38,8 @@ def test_same_steps_same_classes():
 
 
 def test_more_than_the_pattern_corresponds_to_nothing():
-    assert followed(pattern_of([OTHER], [MOVABLE]), [OTHER, OTHER, OTHER]) == [MOVABLE, UNTAGGED, UNTAGGED]
+    assert followed(pattern_of([OTHER], [MOVABLE]), [OTHER, OTHER, OTHER]) == [MOVABLE, TEMPORARY, UNTAGGED]
+    assert followed(pattern_of([OTHER], [MOVABLE]), [OTHER, 1, OTHER]) == [MOVABLE, UNTAGGED, UNTAGGED]
     assert followed(Pattern(), [OTHER, 1]) == [UNTAGGED, UNTAGGED]
 
 
@@ -48,6 +51,30 @@ def test_of_two_places_as_near_it_goes_on_from_the_later():
 
 
 step = st.sampled_from([OTHER, ALIKE, 1, 2, FAR])
+size_of = {OTHER: st.sampled_from([512, 700, 5000, 20_000, 10**6]), ALIKE: st.sampled_from([64, 900, 10**5])}
+
+
+def told_of(steps, data):
+    """A size for each allocation, None for each free."""
+    return [data.draw(size_of[step]) if step in size_of else None for step in steps]
+
+
+def unlike(a, b):
+    """By the powers of two that hold the blocks."""
+    if a is None or b is None:
+        return False
+    a, b = (next(power for power in range(64) if 2**power > max(size, 512)) for size in (a, b))
+    return abs(a - b) > UNLIKE
+
+
+def expected_of(tag, now, known, departs, trust, other):
+    """The class and the trust after a step, for the statements below; `other`: of quite another size."""
+    sure = now in size_of and trust >= SURE
+    trust = max(0, trust - (DEPARTED if departs else 1)) if departs or other else trust
+    if not known or other:
+        return TEMPORARY if sure and (departs or other) else UNTAGGED, trust
+    trust = min(trust + 1, TRUST_MOST)
+    return tag if trust >= TRUSTED else UNTAGGED, trust
 
 
 @settings(max_examples=400, deadline=None)
@@ -57,20 +84,20 @@ def test_against_brute_force(before, data):
     else to the nearest place (the later of two) before which the last ALIGNED steps are all the same."""
     now = data.draw(st.one_of(st.lists(step, max_size=24), edits(before)))
     tags = list(range(10, 10 + len(before)))  # as if each place had a class of its own
+    sizes, sizes_now = told_of(before, data), told_of(now, data)
     expected, at, known, trust = [], 0, True, TRUST_MOST
     for i, told in enumerate(now):
         same = [p for p in range(len(before)) if i + 1 >= ALIGNED and p + 1 >= ALIGNED
                 and all(before[p - k] == now[i - k] for k in range(ALIGNED))]
-        if known and at < len(before) and before[at] == told:
-            place = at
-        else:
-            place = max(same, key=lambda p: (-abs(p - at), p), default=None)
-            trust = max(0, trust - DEPARTED) if known and before else trust
+        departs = known and bool(before) and not (at < len(before) and before[at] == told)
+        place = at if known and at < len(before) and before[at] == told else max(
+            same, key=lambda p: (-abs(p - at), p), default=None)
         known = place is not None
         at = place + 1 if known else at
-        trust = min(trust + known, TRUST_MOST)
-        expected.append(tags[place] if known and trust >= TRUSTED else UNTAGGED)
-    assert followed(pattern_of(before, tags), now) == expected
+        tag, trust = expected_of(tags[place] if known else None, told, known, departs, trust,
+                                 known and unlike(sizes_now[i], sizes[place]))
+        expected.append(tag)
+    assert followed(pattern_of(before, tags, sizes), now, sizes_now) == expected
 
 
 @settings(max_examples=400, deadline=None)
@@ -81,19 +108,19 @@ def test_cycle_against_brute_force(before, data):
     now = []
     for _ in range(data.draw(st.integers(1, 4))):
         now += data.draw(st.one_of(st.just(before), st.lists(step, max_size=16), edits(before)))
+    sizes, sizes_now = told_of(before, data), told_of(now, data)
     expected, at, known, trust = [], 0, True, TRUST_MOST
     for i, told in enumerate(now):
         same = [p for p in range(n) if i + 1 >= ALIGNED and all(before[(p - k) % n] == now[i - k] for k in range(ALIGNED))]
-        if known and before[at] == told:
-            place = at
-        else:
-            place = min(same, key=lambda p: (min((p - at) % n, (at - p) % n), (p - at) % n), default=None)
-            trust = max(0, trust - DEPARTED) if known else trust
+        departs = known and before[at] != told
+        place = at if known and not departs else min(
+            same, key=lambda p: (min((p - at) % n, (at - p) % n), (p - at) % n), default=None)
         known = place is not None
         at = (place + 1) % n if known else at
-        trust = min(trust + known, TRUST_MOST)
-        expected.append(10 + place if known and trust >= TRUSTED else UNTAGGED)
-    assert followed(Cycle(pattern_of(before, range(10, 10 + n))), now) == expected
+        tag, trust = expected_of(10 + place if known else None, told, known, departs, trust,
+                                 known and unlike(sizes_now[i], sizes[place]))
+        expected.append(tag)
+    assert followed(Cycle(pattern_of(before, range(10, 10 + n), sizes)), now, sizes_now) == expected
 
 
 @st.composite
@@ -148,6 +175,16 @@ def test_patterns_of_facts(log):
     assert found.keys() == {(0, 0), (0, 7)}
     assert (found[0, 0].steps, found[0, 0].classes) == ([OTHER, ALIKE, 2, FAR], [TEMPORARY, UNTAGGED, UNTAGGED, UNTAGGED])
     assert found[0, 7].steps == [OTHER]
+    assert found[0, 0].widths == [width(facts.allocations[0].bytes), width(facts.allocations[1].bytes), 0, 0]
+
+
+def test_an_optimizers_state_is_not_taken_for_long_for_what_its_order_resembles():
+    """It is made once, in one allocation after the other, as layers' results are; but the sizes are of quite other blocks."""
+    steps = [OTHER] * 10
+    cycle = Cycle(pattern_of(steps, [TEMPORARY] * 10, [2**30] * 10))
+    follower = Follower(cycle, TRUST_MOST)
+    told = [follower.step(OTHER, 4096 + 512 * i) for i in range(100)]
+    assert told == [TEMPORARY] * (TRUST_MOST - SURE + 1) + [UNTAGGED] * (99 - TRUST_MOST + SURE) and follower.trust == 0
 
 
 def test_patterns_of_facts_for_a_cycle(log):

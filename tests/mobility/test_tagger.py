@@ -10,8 +10,8 @@ from dymem import _core
 from dymem._paths import traces_dir
 from dymem.errors import InvalidArgument
 from dymem.mobility import MOVABLE, TEMPORARY, UNTAGGED
-from dymem.mobility.following import (ALIGNED, ALIKE, DEPARTED, FAR, OTHER, TRUST_MOST, TRUSTED, Cycle, Followers, Pattern,
-                                      Steps)
+from dymem.mobility.following import (ALIGNED, ALIKE, DEPARTED, FAR, OTHER, SURE, TRUST_MOST, TRUSTED, UNLIKE, Cycle,
+                                      Followers, Pattern, Steps)
 from dymem.mobility.tagging import carried
 from dymem.trace import load
 from dymem.trace.mobility import with_hindsight
@@ -51,14 +51,14 @@ def patterns_of(ops, tags):
 
     def told(what, stream, size, address):
         if what == "alloc":
-            found[stream].add(steps[stream].alloc(address, size), next(tags))
+            found[stream].add(steps[stream].alloc(address, size), next(tags), size)
         else:
             found[stream].add(steps[stream].free(address))
     run(ops, told)
     return dict(found)
 
 
-ops = st.lists(st.tuples(st.sampled_from([0, 0, 0, 7, 9]), st.sampled_from([0, 0, 512, 512, 600]), st.integers(0, 20)),
+ops = st.lists(st.tuples(st.sampled_from([0, 0, 0, 7, 9]), st.sampled_from([0, 0, 512, 512, 600, 20_000]), st.integers(0, 20)),
                min_size=1, max_size=60)
 
 
@@ -116,7 +116,7 @@ def test_recordings(name):
     for _, block, size, stream, kind, _, _, iteration in events:
         if iteration == 2:
             step = steps[stream].alloc(block, size) if kind == ALLOC else steps[stream].free(block)
-            patterns[stream].add(step, of_2[block] if kind == ALLOC else UNTAGGED)
+            patterns[stream].add(step, *((of_2[block], size) if kind == ALLOC else ()))
     tagger, model, told, same = tagger_of(patterns), model_of(patterns), 0, 0
     for _, block, size, stream, kind, tag, _, iteration in events:
         if iteration <= 2:
@@ -133,8 +133,9 @@ def test_recordings(name):
 
 
 LOOP = Pattern()
-for _step, _tag in [(OTHER, MOVABLE), (ALIKE, TEMPORARY), (1, 0), (OTHER, MOVABLE), (FAR, 0), (FAR, 0)]:
-    LOOP.add(_step, _tag)
+for _step, _tag, _size in [(OTHER, MOVABLE, 512), (ALIKE, TEMPORARY, 512), (1, 0, None), (OTHER, MOVABLE, 64), (FAR, 0, None),
+                           (FAR, 0, None)]:
+    LOOP.add(_step, _tag, _size)
 
 
 def iteration(tagger, first, stream=0, extra=0):
@@ -157,13 +158,30 @@ def test_iterations_come_without_marks():
     assert (stats["allocated_bytes"], stats["tagged_bytes"], stats["streams"]) == (50 * 1088, 50 * 1088, 1)
 
 
-def test_where_it_departs_it_is_untagged_and_then_taken_up_again():
+def test_where_it_departs_there_is_workspace_and_it_is_taken_up_again():
     tagger = tagger_of({0: LOOP})
     iteration(tagger, 1)
-    assert iteration(tagger, 101, extra=2)[2:4] == [UNTAGGED, UNTAGGED]
+    assert iteration(tagger, 101, extra=3)[2:5] == [TEMPORARY, UNTAGGED, UNTAGGED]
     iteration(tagger, 201)
     assert iteration(tagger, 301) == [MOVABLE, TEMPORARY, MOVABLE]
     assert tagger.stats()["departures"] == 1
+
+
+def test_of_quite_another_size_it_is_another_block():
+    tagger = tagger_of({0: LOOP})
+    for i, (size, told) in enumerate([(512 << UNLIKE, MOVABLE), (512 << UNLIKE + 1, TEMPORARY), (1, MOVABLE)]):
+        iteration(tagger, 1000 * i + 1)
+        assert tagger.next(0, size) == tagger.alloc(0, size, 1000 * i + 900) == told
+        tagger.free(0, 1000 * i + 900)  # a step that is nowhere, and until it is found again
+        for turn in range(40):
+            iteration(tagger, 1000 * i + 100 + 10 * turn)
+
+
+def test_where_it_departs_again_and_again_nothing_is_taken_for_workspace():
+    tagger, told = tagger_of({0: LOOP}), []
+    for i in range(2 * TRUST_MOST // DEPARTED):
+        told.append(tagger.alloc(0, (512, 512 << 2 * UNLIKE)[i % 2 == 0], i + 1))
+    assert told[0] == TEMPORARY and told[-1] == UNTAGGED
 
 
 @pytest.mark.parametrize("late", range(1, 12))
@@ -225,15 +243,17 @@ def test_stopped_and_begun_anew():
 def test_constants_are_the_same():
     assert (Tagger.FAR, Tagger.ALIGNED) == (FAR, ALIGNED)
     assert (Tagger.TRUSTED, Tagger.DEPARTED, Tagger.TRUST_MOST) == (TRUSTED, DEPARTED, TRUST_MOST)
+    assert (Tagger.SURE, Tagger.UNLIKE) == (SURE, UNLIKE)
 
 
 @pytest.mark.parametrize("patterns, words", [
-    ([(3, b"", b"")], "stream 3 has no steps"),
-    ([(0, b"\x00\x01", b"\x01")], "2 steps and 1 classes"),
-    ([(0, b"\x11", b"\x00")], "a step 17; steps are from -1 to 16"),
-    ([(0, b"\xfe", b"\x00")], "a step -2"),
-    ([(0, b"\x00", b"\x04")], "a class 4; classes are from 0 to 3"),
-    ([(4, b"\x00", b"\x01"), (4, b"\x00", b"\x01")], "two patterns of stream 4"),
+    ([(3, b"", b"", b"")], "stream 3 has no steps"),
+    ([(0, b"\x00\x01", b"\x01", b"\x0a\x00")], "2 steps and 1 classes"),
+    ([(0, b"\x00\x01", b"\x01\x00", b"\x0a")], "2 steps and 1 widths"),
+    ([(0, b"\x11", b"\x00", b"\x00")], "a step 17; steps are from -1 to 16"),
+    ([(0, b"\xfe", b"\x00", b"\x00")], "a step -2"),
+    ([(0, b"\x00", b"\x04", b"\x00")], "a class 4; classes are from 0 to 3"),
+    ([(4, b"\x00", b"\x01", b"\x0a"), (4, b"\x00", b"\x01", b"\x0a")], "two patterns of stream 4"),
 ])
 def test_what_is_no_pattern_is_refused(patterns, words):
     tagger = tagger_of({0: LOOP})

@@ -12,7 +12,7 @@ from pool_model import MIB, UNIT, block_bytes
 
 from dymem.errors import InvalidArgument, OutOfMemory
 
-LOW, HIGH = "low", "high"
+LOW, HIGH, EITHER = "low", "high", "low and high"
 CLASSES = ["untagged", "movable", "temporary", "reclaimed"]
 PLACEMENTS = ["best_fit", "two_ends", "by_size", "grouped"]
 
@@ -26,8 +26,9 @@ def open_slab(limit=0, **options):
     return pool, end - pool.stats()["slab_bytes"]["current"], end
 
 
-BEST, OUTERMOST = "best", "outermost"
+BEST, OUTERMOST, OPPOSITE = "best", "outermost", "best, at the other end"
 OUTERMOST_OF = 16  # of the holes that fit best
+TINY = 32 << 10
 
 
 def parts(placement, mobility, size):
@@ -36,6 +37,8 @@ def parts(placement, mobility, size):
         return [(HIGH, BEST)] if mobility == "temporary" else [(LOW, BEST)], HIGH if mobility == "temporary" else LOW
     if placement == "by_size":
         return [(HIGH, BEST)] if size <= MIB else [(LOW, BEST)], HIGH if size <= MIB else LOW
+    if placement == "grouped" and mobility != "untagged" and size < TINY:
+        return [(EITHER, OPPOSITE)], HIGH if mobility == "temporary" else LOW
     if placement == "grouped" and mobility == "temporary":
         return [(HIGH, OUTERMOST), (LOW, BEST)], HIGH
     if placement == "grouped" and mobility == "untagged":
@@ -95,12 +98,13 @@ class Model:
         """Its address; None if it does not fit."""
         order, end = parts(self.placement, mobility, size)
         for part, which in order:
-            fits = sorted(hole for hole in self.holes() if hole[0] >= size and hole[2] == part)
+            fits = sorted(hole for hole in self.holes() if hole[0] >= size and hole[2] in part)
             if fits:
                 hole, at, where = fits[0]
                 if which == OUTERMOST:
                     hole, at, where = sorted(fits[:OUTERMOST_OF], key=lambda fit: fit[1])[-1 if part == HIGH else 0]
-                at += hole - size if (part if which == OUTERMOST else end) == HIGH else 0
+                from_high = {BEST: end == HIGH, OUTERMOST: part == HIGH, OPPOSITE: end == LOW}
+                at += hole - size if from_high[which] else 0
                 break
         else:
             low, high = self.gap()
@@ -114,7 +118,8 @@ class Model:
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["free", *CLASSES]),
-                           st.one_of(st.integers(1, 12).map(lambda n: n * MIB // 2), st.integers(1, 9 * MIB)),
+                           st.one_of(st.integers(1, 12).map(lambda n: n * MIB // 2), st.integers(1, 9 * MIB),
+                                     st.integers(1, 2 * TINY)),
                            st.integers(0, 99)), max_size=80)
 
 
@@ -211,6 +216,34 @@ def test_what_is_free_at_a_mark_is_no_hole_for_what_is_short_lived():
     assert pool.malloc(30 * MIB, 0, "temporary") == base + slab - 30 * MIB
     assert pool.malloc(70 * MIB, 0, "movable") == base + 2 * MIB
     assert pool.stats()["reserved_bytes"]["all"]["current"] == 102 * MIB and pool.audit() == []
+
+
+def test_tiny_blocks_leave_holes_in_one_piece():
+    """Each has the smallest hole of either part, and there the end from which large ones of its class do not come."""
+    pool, base, end = open_slab()
+    low = [pool.malloc(10 * MIB, 0, "movable") for _ in range(3)]
+    high = [pool.malloc(size * MIB, 0, "temporary") for size in (8, 4)]
+    pool.free(low[1])
+    assert pool.malloc(TINY // 2, 0, "movable") == low[2] - TINY // 2, "large ones come from the low end"
+    assert pool.malloc(TINY // 2, 0, "temporary") == low[1]
+    pool.free(high[0])
+    assert pool.malloc(TINY // 2, 0, "movable") == high[0] + 8 * MIB - TINY // 2, "the smallest hole is one of the other part"
+    assert pool.malloc(TINY, 0, "movable") == low[1] + TINY // 2, "not tiny: of its own part, at the low end"
+    assert pool.audit() == []
+
+
+def test_a_tiny_block_does_not_lie_across_a_mark_that_rises():
+    """In a second slab, which nothing has opened."""
+    pool = make_pool(Device(capacity=GIB, bytes=False), backing="contiguous", limit=64 * MIB)
+    first = pool.malloc(40 * MIB, 0, "temporary")
+    pool.set_limit(200 * MIB)
+    second = pool.malloc(50 * MIB, 0, "movable")
+    pool.malloc(MIB, 0, "movable")
+    pool.free(second)
+    for mobility in ("movable", "temporary", "untagged"):
+        for size in (TINY // 2, 512):
+            pool.malloc(size, 0, mobility)
+    assert pool.audit() == [] and first != second
 
 
 def test_what_is_spare_is_nobodys_and_not_free_memory():

@@ -9,7 +9,11 @@ there is one, its allocations correspond to nothing. Constant time a step: one l
 
 A place that was found may be the wrong one: some runs of allocations are alike, and what a program does before its first
 iteration is none. So a class is told only where it is trusted: each step that is the expected one adds to the trust, up to
-TRUST_MOST, a departure takes DEPARTED away, and TRUSTED it must be.
+TRUST_MOST, a departure takes DEPARTED away, and TRUSTED it must be. Sizes vary from iteration to iteration, but not without bounds:
+an allocation more than UNLIKE powers of two larger or smaller than that of its place is another one, and takes one away.
+
+Another one, or one where an iteration departs that has been followed for long (the trust is SURE), is most often workspace: a
+library is called for the first time, or has chosen another algorithm. It is told to be temporary.
 
 Programs that run do not say where an iteration begins: there a pattern is followed as a Cycle, once for good. That is done in
 C++ (allocator/pool/tagger.hpp, compared with this); follow() switches it on.
@@ -22,14 +26,22 @@ import collections
 from typing import Hashable, Mapping
 
 from dymem.mobility.facts import Facts
-from dymem.mobility.rules import UNTAGGED
+from dymem.mobility.rules import TEMPORARY, UNTAGGED
 
 ALIKE, OTHER = 0, -1
+BLOCK_UNIT = 512  # bytes: kBlockUnit
 FAR = 16      # allocations: an older block's free says only that it is older
 ALIGNED = 8   # steps that must be the same where a departed iteration is taken up again
 TRUSTED = 12  # steps as expected before a class is told
 DEPARTED = 6
 TRUST_MOST = 64
+SURE = 52    # of TRUST_MOST: what is not expected there is taken for workspace
+UNLIKE = 5   # powers of two between an allocation and that of its place; images and sequences vary by less
+
+
+def width(size: int) -> int:
+    """Powers of two in a block of so many requested bytes; the smallest ones are all alike."""
+    return max(size, BLOCK_UNIT).bit_length()
 
 
 class Steps:
@@ -52,16 +64,18 @@ class Steps:
 
 
 class Pattern:
-    """What one stream did in the profiled iteration, with the class of each allocation."""
+    """What one stream did in the profiled iteration, with the class and the width of each allocation."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.classes: list[int] = []  # of each step; of a free UNTAGGED
+        self.widths: list[int] = []   # of each step; 0: of a free, or not known
         self.places: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)  # where steps that end so end
 
-    def add(self, step: int, tag: int = UNTAGGED) -> None:
+    def add(self, step: int, tag: int = UNTAGGED, size: int | None = None) -> None:
         self.steps.append(step)
         self.classes.append(tag)
+        self.widths.append(0 if size is None else width(size))
         if len(self.steps) >= ALIGNED:
             self.places[tuple(self.steps[-ALIGNED:])].append(len(self.steps) - 1)
 
@@ -76,9 +90,9 @@ class Pattern:
     def after(self, place: int) -> int:
         return place + 1
 
-    def as_bytes(self) -> tuple[bytes, bytes]:
-        """Steps and classes as allocator/pool/tagger.hpp takes them: signed and unsigned bytes."""
-        return bytes(step & 0xff for step in self.steps), bytes(self.classes)
+    def as_bytes(self) -> tuple[bytes, bytes, bytes]:
+        """Steps, classes and widths as allocator/pool/tagger.hpp takes them: signed bytes, and twice unsigned ones."""
+        return bytes(step & 0xff for step in self.steps), bytes(self.classes), bytes(self.widths)
 
 
 class Cycle(Pattern):
@@ -86,7 +100,7 @@ class Cycle(Pattern):
 
     def __init__(self, of: Pattern) -> None:
         super().__init__()
-        self.steps, self.classes = of.steps, of.classes
+        self.steps, self.classes, self.widths = of.steps, of.classes, of.widths
         for place in range(len(self.steps)):
             last = tuple(self.steps[(place - back) % len(self.steps)] for back in reversed(range(ALIGNED)))
             self.places[last].append(place)
@@ -112,21 +126,32 @@ class Follower:
         self.pattern, self.next, self.lost, self.trust = pattern, 0, False, trust
         self.last: collections.deque[int] = collections.deque(maxlen=ALIGNED)
 
-    def step(self, step: int) -> int:
-        """The class of what was allocated in this step; UNTAGGED where it corresponds to nothing, and for a free."""
+    def step(self, step: int, size: int | None = None) -> int:
+        """The class of what was allocated in this step (`size`: of the request, if known); UNTAGGED where it corresponds to
+        nothing, and for a free."""
         steps, place = self.pattern.steps, self.next
         if not steps:
             return UNTAGGED
         self.last.append(step)
-        if self.lost or place >= len(steps) or steps[place] != step:
-            self.trust = max(0, self.trust - (0 if self.lost else DEPARTED))
+        departs = not self.lost and (place >= len(steps) or steps[place] != step)
+        if self.lost or departs:
             place = self.pattern.nearest(tuple(self.last), self.next)
             self.lost = place is None
-            if self.lost:
-                return UNTAGGED
-        self.trust = min(self.trust + 1, TRUST_MOST)
+        unlike = not self.lost and self._unlike(place, size)
+        strange = TEMPORARY if step in (ALIKE, OTHER) and self.trust >= SURE else UNTAGGED
+        if departs or unlike:
+            self.trust = max(0, self.trust - (DEPARTED if departs else 1))
+        if self.lost:
+            return strange if departs else UNTAGGED
         self.next = self.pattern.after(place)
+        if unlike:
+            return strange
+        self.trust = min(self.trust + 1, TRUST_MOST)
         return self.pattern.classes[place] if self.trust >= TRUSTED else UNTAGGED
+
+    def _unlike(self, place: int, size: int | None) -> bool:
+        there = self.pattern.widths[place]
+        return size is not None and there > 0 and abs(width(size) - there) > UNLIKE
 
 
 class Followers:
@@ -143,7 +168,7 @@ class Followers:
 
     def alloc(self, stream: Hashable, block: Hashable, size: int) -> int:
         """The class of an allocation, in the order in which they are made."""
-        return self._of(stream).step(self.steps[stream].alloc(block, size))
+        return self._of(stream).step(self.steps[stream].alloc(block, size), size)
 
     def free(self, stream: Hashable, block: Hashable) -> None:
         self._of(stream).step(self.steps[stream].free(block))
@@ -185,7 +210,7 @@ def patterns(facts: Facts, classes: list[int], again: bool = False) -> dict[tupl
     for _, comes, a in sorted(moments, key=lambda moment: moment[0]):
         stream = a.device, a.stream
         if comes:
-            found[stream].add(steps[stream].alloc(a.index, a.bytes), classes[a.index])
+            found[stream].add(steps[stream].alloc(a.index, a.bytes), classes[a.index], a.bytes)
         else:
             found[stream].add(steps[stream].free(a.index))
     return dict(found)

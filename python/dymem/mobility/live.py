@@ -20,8 +20,9 @@ from dymem.mobility.following import patterns
 
 def follow(facts: Facts, rule: str = "lifetime") -> bool:
     """Follows the program along the iteration that these facts are of: each allocation that corresponds to one of it gets that
-    one's class by `rule` (dymem.mobility.classes), every other is untagged. It costs no Python. What was followed before is not
-    any more. Facts of memory of the CPU (host=True) correspond to nothing here.
+    one's class by `rule` (dymem.mobility.classes), every other is untagged, or temporary where a program departs that has gone
+    as expected for long (dymem.mobility.following). It costs no Python. What was followed before is not any more.
+    Facts of memory of the CPU (host=True) correspond to nothing here.
 
     Facts of this process say that the next iteration is about to begin. Those of an earlier run (Facts.load) can be followed
     right after install: what comes before the first iteration is untagged, and the first few steps of that one.

@@ -74,7 +74,7 @@ def carried(events: bytes | bytearray, profiled: int, classes: Mapping[int, int]
             followers[stream] = Follower(_same(stream, pattern, len(followers)), TRUST_MOST)
         follower = followers[stream]
         if kind == ALLOC:
-            tag = follower.step(steps[stream].alloc(block, size))
+            tag = follower.step(steps[stream].alloc(block, size), size)
             out[at + MOBILITY_AT] = tag
             allocated += size
             told += size if tag != UNTAGGED else 0
@@ -124,7 +124,7 @@ def patterns_by_stream(events: bytes | bytearray, profiled: int, classes: Mappin
         if iteration != profiled:
             continue
         if kind == ALLOC:
-            found[stream].add(steps[stream].alloc(block, size), classes.get(block, UNTAGGED))
+            found[stream].add(steps[stream].alloc(block, size), classes.get(block, UNTAGGED), size)
         elif kind == FREE_REQUESTED:
             found[stream].add(steps[stream].free(block))
     if not marked:
