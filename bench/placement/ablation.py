@@ -2,10 +2,12 @@
 
     python bench/placement/ablation.py --json placement.json --pictures placement/     a minute
     python bench/placement/ablation.py run.dymem another.pickle.xz --mistaken 0.2
+    python bench/placement/ablation.py --facts bench/placement/recordings/unet_b16.facts.json.xz
 
 Nothing here needs a GPU. Without names: the recordings with facts beside this file (bench/placement/recordings, real
 classes), and the bundled ones without (hindsight: a perfect rule). Where NAME.facts.json lies beside NAME.dymem there are two
 rows: with classes as late as the recording has them, and with those of a run that follows the facts of an earlier one.
+With --facts there is one: of a run that follows these, though they be another program's.
 Excess: the high-water mark over the live peak; untagged best fit in one range (CNMeM) is what the rest is measured against.
 U_f is that of the recording's largest request when it comes, in a pool of one size for all (the JSON has it at the moment
 of the high-water mark, too). Failures: the pool has what iteration `--first` needed plus beta, and a later iteration needs
@@ -32,6 +34,7 @@ from dymem._paths import traces_dir  # noqa: E402
 from dymem.cli.console import complain, out, progress  # noqa: E402
 from dymem.cli.tables import new_table  # noqa: E402
 from dymem.errors import DymemError, InvalidArgument  # noqa: E402
+from dymem.mobility import Facts  # noqa: E402
 from dymem.replaying import PLACEMENTS  # noqa: E402
 from dymem.trace import load  # noqa: E402
 from dymem.writing import check_folder, check_writable, write_bytes  # noqa: E402
@@ -42,18 +45,20 @@ TITLES = {"best_fit": "best fit", "two_ends": "two ends", "by_size": "by size", 
           "vmm": "granules", "vmm_tagged": "granules, tagged"}
 
 
-def rows_of(path: str, mistaken: float, first: int) -> list[dict]:
+def rows_of(path: str, foreign: Facts | None, mistaken: float, first: int) -> list[dict]:
     """Of one file; in a process of its own, since a replay keeps one core busy."""
     facts = facts_beside(path)
-    return [row for recording in load(path) for row in ablations(recording, facts=facts, mistaken=mistaken, first=first)]
+    return [row for recording in load(path)
+            for row in ablations(recording, facts=facts, foreign=foreign, mistaken=mistaken, first=first)]
 
 
-def measure(paths: list[Path], mistaken: float, first: int, jobs: int) -> tuple[list[dict], list[str]]:
+def measure(paths: list[Path], foreign: Facts | None, mistaken: float, first: int,
+            jobs: int) -> tuple[list[dict], list[str]]:
     rows: list[dict] = []
     refused: list[str] = []
     with progress() as bar, concurrent.futures.ProcessPoolExecutor(jobs) as workers:
         task = bar.add_task("replaying", total=len(paths))
-        futures = {workers.submit(rows_of, str(path), mistaken, first): path for path in paths}
+        futures = {workers.submit(rows_of, str(path), foreign, mistaken, first): path for path in paths}
         for future in concurrent.futures.as_completed(futures):
             try:
                 rows += future.result()
@@ -156,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
                         "with facts and the bundled ones")
     parser.add_argument("--json", type=Path, help="all figures, to this file")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="figure 15 and table 2 as PNG, into this folder")
+    parser.add_argument("--facts", type=Path, metavar="FILE", help="follow these facts, instead of those beside each recording")
     parser.add_argument("--mistaken", type=float, default=0.0, metavar="SHARE", help="of classes, by size: half swapped, half untagged")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="the iteration that sizes the pool; in 0 the "
                         "optimizer has no state (default 1)")
@@ -171,7 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.pictures:
             pictures.pyplot()
         paths = options.traces or [*sorted(RECORDINGS.glob("*.dymem.xz")), *sorted(traces_dir().glob("*.xz"))]
-        rows, refused = measure(paths, options.mistaken, options.first, max(1, options.jobs))
+        foreign = Facts.load(options.facts) if options.facts else None
+        rows, refused = measure(paths, foreign, options.mistaken, options.first, max(1, options.jobs))
         for sentence in refused:
             complain(sentence)
         if not rows:
@@ -180,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
             if table is not None:
                 out.print(table)
         if options.json:
-            told = {"dymem": __version__, "mistaken": options.mistaken, "first": options.first, "rows": rows,
+            told = {"dymem": __version__, "facts": options.facts and options.facts.name, "mistaken": options.mistaken, "first": options.first, "rows": rows,
                     "summary": {source: {name: summary(some, name) for name in PLACEMENTS}
                                 for source, some in by_source(rows).items()},
                     "failure_rates": {source: {name: pictures.mean_rates(some, name) for name in PLACEMENTS}

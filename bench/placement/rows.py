@@ -5,6 +5,7 @@ Classes are told apart by their source:
   known      real ones of all iterations: what a run has that follows the facts of an earlier one (dymem.mobility.tagging)
   recorded   what a recording without facts beside it carries
   hindsight  of a perfect rule, from marks of iterations and phases, where a recording carries none
+  foreign    what a run has that follows the facts of another program, which nobody should do
 Mistaken classes (`mistaken`, a share) go by the size of the request, the same in every iteration, as a
 rule that is wrong about a layer is wrong about it every time: half of them are swapped, half say nothing.
 """
@@ -174,11 +175,13 @@ def figures(recording: Recording, result: dict, first: int) -> dict:
     return row
 
 
-def ablations(recording: Recording, *, facts: Facts | None = None, mistaken: float = 0.0, first: int = 1) -> list[dict]:
-    """The rows of one recording: one for each source of its classes."""
+def ablations(recording: Recording, *, facts: Facts | None = None, foreign: Facts | None = None, mistaken: float = 0.0,
+              first: int = 1) -> list[dict]:
+    """The rows of one recording: one for each source of its classes, which are `foreign` ones alone where that is given."""
+    classes_of = {"foreign": by_rule(recording, foreign, "lifetime")} if foreign else sources(recording, facts)
     rows = [ablation(recording, with_classes, source, mistaken=mistaken, first=first)
-            for source, with_classes in sources(recording, facts).items()]
-    if facts is not None:
+            for source, with_classes in classes_of.items()]
+    if facts is not None and not foreign:
         rows[-1]["rules"] = compare_rules(recording, facts)
     return rows
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -114,6 +115,17 @@ def test_one_recording_from_end_to_end(bench, tmp_path, capsys):
     assert "resnet50_cifar_b100" in capsys.readouterr().out
 
 
+def test_facts_of_another_program_do_little(bench):
+    """Trust keeps them out: nearly nothing of it has a class, and the mark is not far from best fit's."""
+    rows = bench("rows")
+    facts = rows.facts_beside(Path(rows.__file__).parent / "recordings" / "bert_varlen.dymem.xz")
+    (row,) = rows.ablations(load(SMALL)[0], foreign=facts)
+    assert row["classes"] == "foreign" and "rules" not in row
+    told = row["class_bytes"]
+    assert 0 < sum(told.values()) and told["untagged"] > 0.8 * sum(told.values())
+    assert row["placements"]["grouped"]["excess"] <= row["placements"]["best_fit"]["excess"] + 0.005
+
+
 def test_pictures_of_the_paper(bench, tmp_path):
     pytest.importorskip("matplotlib")
     pictures = bench("pictures")
@@ -127,7 +139,8 @@ def test_pictures_of_the_paper(bench, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, said", [(["--mistaken", "2"], "from 0 to 1"), (["nowhere.pickle"], "nowhere.pickle"),
-                                             (["--first", "-1"], "0 or more"), (["--pictures", "/dev/null"], "no folder")])
+                                             (["--first", "-1"], "0 or more"), (["--pictures", "/dev/null"], "no folder"),
+                                             (["--facts", "nowhere.json"], "nowhere.json")])
 def test_bad_input_is_one_line(bench, arguments, said, capsys):
     assert bench("ablation").main(arguments) == 2
     assert said in capsys.readouterr().err
