@@ -187,7 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
             if table is not None:
                 out.print(table)
         if options.json:
-            told = {"dymem": __version__, "facts": options.facts and options.facts.name, "mistaken": options.mistaken, "first": options.first, "rows": rows,
+            told = {"dymem": __version__, "facts": options.facts and options.facts.name, "mistaken": options.mistaken,
+                    "first": options.first, "rows": rows,
                     "summary": {source: {name: summary(some, name) for name in PLACEMENTS}
                                 for source, some in by_source(rows).items()},
                     "failure_rates": {source: {name: pictures.mean_rates(some, name) for name in PLACEMENTS}
