@@ -219,6 +219,7 @@ def test_snapshots_while_others_allocate(ruled):
     ruled("""
         import random, threading
         _torch.record_history(True, "alloc", 2_000)
+        _torch.allocate_on(600).free()  # the device has a trace, whenever the threads begin
         stop, failures = threading.Event(), []
         def work(seed):
             draw, held = random.Random(seed), []

@@ -117,6 +117,19 @@ class Model:
         return at
 
 
+def test_a_tiny_block_lies_at_the_near_end_of_what_grows_with_the_mark():
+    """A run at the mark of a slab without two parts has no other end: what lay there would keep it from growing."""
+    pool, base, end = open_slab(placement="grouped")
+    assert pool.malloc(end - UNIT - base, 0, "movable") == base
+    first, second = (pool.malloc(8 * MIB, 0) for _ in range(2))  # of a further slab, in which nothing has a class
+    assert second == first + 8 * MIB
+    reserved = pool.stats()["reserved_bytes"]["all"]["current"]
+    pool.free(second)
+    assert pool.malloc(1000, 0, "movable") == second
+    assert pool.malloc(8 * MIB, 0) == second + block_bytes(1000)
+    assert pool.stats()["reserved_bytes"]["all"]["current"] == reserved + block_bytes(1000)
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["free", *CLASSES]),
                            st.one_of(st.integers(1, 12).map(lambda n: n * MIB // 2), st.integers(1, 9 * MIB),
                                      st.integers(1, 2 * TINY)),
