@@ -20,18 +20,15 @@ constexpr Bytes kIncrementalShare = 5;
 // A slab just taken may be gone to other threads when its notice has been written.
 constexpr int kSlabRounds = 4;
 
-Place Pool::Impl::chosen_fit(Bytes size, StreamIndex by, bool high, int tries, Parts part, Choice choice) const {
+inline Place Pool::Impl::chosen_fit(Bytes size, StreamIndex by, bool high, int tries, Parts part, Choice choice) const {
   if (choice == Choice::outermost) return home.outermost_fit(size, by, tries, part);
   const Place p = home.best_fit(kMainArena, size, by, high, tries, part);
   return p && choice == Choice::opposite ? home.at_end(p, size, by, !high) : p;
 }
 
 inline BlockId Pool::Impl::try_parts(Bytes size, StreamIndex by, const PartsFor& parts, int tries) {
-  Place p = parts.in_first == Choice::best ? home.best_fit(kMainArena, size, by, parts.high, tries, parts.first)
-                                           : chosen_fit(size, by, parts.high, tries, parts.first, parts.in_first);
-  if (!p && parts.then)
-    p = parts.in_then == Choice::best ? home.best_fit(kMainArena, size, by, parts.high, tries, parts.then)
-                                      : chosen_fit(size, by, parts.high, tries, parts.then, parts.in_then);
+  Place p = chosen_fit(size, by, parts.high, tries, parts.first, parts.in_first);
+  if (!p && parts.then) p = chosen_fit(size, by, parts.high, tries, parts.then, parts.in_then);
   return p ? home.take(p, size, BlockKind::live) : kNoBlock;
 }
 
