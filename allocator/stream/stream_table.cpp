@@ -90,13 +90,18 @@ Status StreamTable::close(StreamIndex s) {
   return status;
 }
 
+StreamTable::Freed StreamTable::freed() const {
+  Freed lately;
+  for (const Stream& s : streams_) {
+    lately.all += s.freed;
+    lately.most = std::max(lately.most, s.freed);
+  }
+  return lately;
+}
+
 void StreamTable::weigh() {
   if (!several_) return;
-  Bytes all = 0, most = 0;
-  for (const Stream& s : streams_) {
-    all += s.freed;
-    most = std::max(most, s.freed);
-  }
+  const auto [all, most] = freed();
   contended_ = most > all - all / 4 && all - most > most / kContendedShare;
   if (all > kLately)
     for (Stream& s : streams_) s.freed /= 2;
@@ -104,11 +109,7 @@ void StreamTable::weigh() {
 
 bool StreamTable::much_contended() const {
   if (!contended_) return false;
-  Bytes all = 0, most = 0;
-  for (const Stream& s : streams_) {
-    all += s.freed;
-    most = std::max(most, s.freed);
-  }
+  const auto [all, most] = freed();
   return all - most > most / kMuchContendedShare;
 }
 

@@ -120,6 +120,10 @@ class StreamTable {
   static constexpr unsigned kTickEvery = 16;
   StreamIndex index_slow(StreamId stream);
   bool waited(LastUse use, StreamIndex by) const;
+  struct Freed {
+    Bytes all = 0, most = 0;  // by all streams, by the busiest one
+  };
+  Freed freed() const;  // lately
   void weigh();  // after an epoch was closed: who does the work now
   Status take_event(EventId* out);
   bool close_unless_refused(StreamIndex s);  // false: no event could be recorded; throws during a capture
