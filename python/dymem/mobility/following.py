@@ -27,9 +27,9 @@ from typing import Hashable, Mapping
 
 from dymem.mobility.facts import Facts
 from dymem.mobility.rules import TEMPORARY, UNTAGGED
+from dymem.trace.snapshot import BLOCK_UNIT
 
 ALIKE, OTHER = 0, -1
-BLOCK_UNIT = 512  # bytes: kBlockUnit
 FAR = 16      # allocations: an older block's free says only that it is older
 ALIGNED = 8   # steps that must be the same where a departed iteration is taken up again
 TRUSTED = 12  # steps as expected before a class is told

@@ -16,14 +16,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from dymem.errors import TraceError
-from dymem.trace.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, MARK, SEGMENT_ALLOC, SEGMENT_FREE
+from dymem.trace.snapshot import ALLOC, BLOCK_UNIT, FREE_COMPLETED, FREE_REQUESTED, MARK, SEGMENT_ALLOC, SEGMENT_FREE
 
 if TYPE_CHECKING:
     import numpy as np
 
     from dymem.trace import Recording
-
-BLOCK_UNIT = 512  # bytes; blocks are rounded up to it
 
 
 def event_type():

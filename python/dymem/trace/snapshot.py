@@ -27,6 +27,7 @@ from dymem.trace.segments import held_at_first
 EVENT = struct.Struct("<qQQQBBHi")
 MOBILITY_AT = struct.calcsize("<qQQQB")  # where in an event its class stands
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, RECORD_STREAM, MARK, SEGMENT_ALLOC, SEGMENT_FREE = range(7)
+BLOCK_UNIT = 512  # bytes; blocks are rounded up to it: kBlockUnit
 
 _SIZE_MAX = 1 << 46  # kRequestMax
 _WORD = (1 << 64) - 1
