@@ -476,11 +476,12 @@ void Home::each_gap(const Arena& a, F f) const {
   }
 }
 
-Home::Site Home::growth_site(int arena, Bytes size, StreamIndex by) const {
+Home::Site Home::growth_site(int arena, Bytes size, StreamIndex by, Start start) const {
   const Arena& a = arenas_[arena];
   auto site = [&](Addr at, Bytes room) {
     Site s{at, 0, room, std::min(free_before(a, at, by), size)};
-    if (arena == kMainArena && s.have < kSliver && s.have < size / kSliverShare) s.have = 0;
+    const bool sliver = arena == kMainArena && s.have < kSliver && s.have < size / kSliverShare;
+    if (sliver && start == Start::past_slivers) s.have = 0;
     s.need = round_up(size - s.have, kGranuleUnit);
     return s;
   };

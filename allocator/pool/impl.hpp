@@ -57,8 +57,9 @@ struct Pool::Impl {
   void look();  // at what has finished by now
   BlockId try_fit(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_views(Bytes size, StreamIndex by);
-  BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes budget);
-  BlockId try_stitch(Bytes size, StreamIndex by, Bytes allowance);
+  BlockId try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes up_to);
+  BlockId try_grow_at(Home::Site site, int arena, Bytes size, StreamIndex by, bool high, Bytes up_to);
+  BlockId try_stitch(Bytes size, StreamIndex by, bool high, Bytes allowance);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
   BlockId try_during_capture(int arena, Bytes size, StreamIndex by, bool high);
   bool wait_for_everything();

@@ -4,7 +4,8 @@
 //   2  views that are there already
 //   3  growing, while reserved stays within the running peak of occupied bytes plus a little (budget)
 //      … or, where stitching does not come to rest, further (relief.cpp)
-//   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit;
+//   4  stitching: idle granules seen as one piece; new granules only for what is missing, up to the limit; growing all
+//      the same where past the budget that saves no memory;
 //      before growing past the budget a stream waits for others where that is expected to take no time; before growing
 //      far past it a lesser stream waits for the busiest one (on the device; decision 0005)
 //   -- at the limit, or when the device refuses:
@@ -76,7 +77,10 @@ void Pool::Impl::refused(const Status& s, Bytes asked) {
 }
 
 BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
-  Home::Site site = home.growth_site(arena, size, by);
+  return try_grow_at(home.growth_site(arena, size, by, Home::Start::past_slivers), arena, size, by, high, up_to);
+}
+
+BlockId Pool::Impl::try_grow_at(Home::Site site, int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
   if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes reserved_now = space.reserved();
@@ -100,7 +104,7 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   return home.take(p, size, BlockKind::live);
 }
 
-BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
+BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, bool high, Bytes allowed) {
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
@@ -117,6 +121,13 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
     plan = stitched();
   }
   if (!plan) return kNoBlock;
+  if (plan->fresh_bytes > room) {
+    // Past the budget a stitch that finds nothing idle would put the block on new granules of its own, rounded up; grown,
+    // it starts in what is free before it. That, and any stitch of more new bytes than growing takes, saves no memory.
+    const Home::Site site = home.growth_site(kMainArena, size, by, Home::Start::anywhere);
+    if ((plan->all_new() || site.need < plan->fresh_bytes) && site.need <= site.room)
+      return try_grow_at(site, kMainArena, size, by, high, std::max(up_to, space.reserved() + site.need));
+  }
   Stitcher::Spot spot;
   Bytes before = space.reserved();
   Status s = stitcher.stitch(*plan, &spot);
@@ -135,7 +146,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, Bytes allowed) {
 
 BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
   if (config.alias || streams.any_capturing()) return kNoBlock;
-  Home::Site site = home.growth_site(arena, size, by);
+  Home::Site site = home.growth_site(arena, size, by, Home::Start::past_slivers);
   std::vector<GranuleId> idle;
   Bytes got = 0;
   for (GranuleId g = 0; g < space.granules(); g++) {
@@ -202,7 +213,7 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   if (id == kNoBlock) id = try_views(size, by);
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
   if (id == kNoBlock) id = try_relief(size, by, high);
-  if (id == kNoBlock) id = try_stitch(size, by, allowance());
+  if (id == kNoBlock) id = try_stitch(size, by, high, allowance());
   if (id == kNoBlock) id = try_move(kMainArena, size, by);
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
   return id;
@@ -277,7 +288,7 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
   if (!may_map(by)) refuse_during_capture(size);
   if (arena != kMainArena) id = try_grow(arena, size, by, high, space.reserved() + allowance());
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
-  if (id == kNoBlock) id = try_stitch(size, by, allowance());
+  if (id == kNoBlock) id = try_stitch(size, by, high, allowance());
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
   if (id != kNoBlock) return id;
   stats.num_ooms++;

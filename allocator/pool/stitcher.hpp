@@ -47,6 +47,7 @@ class Stitcher {
     GranuleId last = kNone;    // not idle: its free start is used
     Bytes whole_bytes = 0;     // of idle granules
     double cost_us = 0;
+    bool all_new() const { return granules.empty() && last == kNone && !head; }  // nothing that exists is part of it
   };
   // How to see `size` bytes as one piece with the fewest new bytes, then the least driver time.
   // `room`: new bytes that may be taken freely (up to the pool's budget); `most`: the largest new granule.

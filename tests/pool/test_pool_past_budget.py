@@ -1,0 +1,101 @@
+"""Past its budget, with nothing idle, a pool grows from where it ends; it does not stitch a block on granules of its own."""
+
+import pytest
+from devices import CODES, Device, make_pool
+from pool_model import MIB, Model
+
+from dymem.errors import DriverError, OutOfMemory
+
+KIB = 1 << 10
+
+
+def holed(pool, granules=32):
+    """Granules of 8 MiB, each in use at both ends and free between: nothing is idle, no edge is free. Then whatever else
+    the pool may hold before it would stitch, in blocks that end inside a granule."""
+    blocks = []
+    for _ in range(granules):
+        blocks += [pool.malloc(n * MIB // 2, 0) for n in (5, 6, 5)]
+    for hole in blocks[1::3]:
+        pool.free(hole)
+    while not past_budget(pool):
+        pool.malloc(15 * MIB // 4, 0)
+
+
+def past_budget(pool):
+    stats = pool.stats()
+    peak = stats["active_bytes"]["all"]["peak"]
+    return stats["reserved_bytes"]["all"]["current"] + 4 * MIB > peak * 1.003 + 8 * MIB
+
+
+def reserved(pool):
+    return pool.stats()["reserved_bytes"]["all"]["current"]
+
+
+def test_blocks_share_granules_past_the_budget():
+    device = Device(bytes=False)
+    pool = make_pool(device)
+    holed(pool)
+    before = reserved(pool)
+    size, count = 39 * MIB // 4, 32  # 9.75 MiB: on granules of its own each would take 8 + 2
+    for _ in range(count):
+        pool.malloc(size, 0)
+    assert reserved(pool) - before <= count * size + 2 * MIB
+    assert pool.audit() == [] and device.violations() == []
+
+
+def test_what_is_idle_is_still_stitched_first():
+    """A stitch that takes idle granules and less new memory than growing would is made past the budget, too."""
+    device = Device(bytes=False)
+    pool = make_pool(device)
+    apart = [pool.malloc(8 * MIB, 0) for _ in range(8)]
+    holed(pool)
+    for block in apart[::2]:
+        pool.free(block)
+    before, stitches = reserved(pool), pool.stats()["num_stitches"]
+    pool.malloc(34 * MIB, 0)  # 32 MiB lie idle in four places
+    assert reserved(pool) - before <= 2 * MIB
+    assert pool.stats()["num_stitches"] == stitches + 1 and pool.audit() == []
+
+
+def test_bytes_stay_where_blocks_begin_in_a_sliver():
+    device = Device()
+    pool = make_pool(device)
+    model = Model(device, pool)
+    held = []
+    for _ in range(12):
+        held += [model.malloc(n * MIB // 2, 0) for n in (5, 6, 5)]
+    for hole in held[1::3]:
+        model.free(hole)
+    held = [h for i, h in enumerate(held) if i % 3 != 1]
+    for size in (15 * MIB // 4, 2 * MIB + 64 * KIB, 9 * MIB + 512, 15 * MIB // 4, 3 * MIB) * 3:
+        held.append(model.malloc(size, 0))
+    for h in held:
+        model.verify(h)
+    for h in held:
+        model.free(h)
+    model.trim()
+    assert reserved(pool) == 0 and pool.audit() == [] and device.violations() == []
+
+
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "forever"])
+@pytest.mark.parametrize("code", [CODES.out_of_memory, CODES.failed], ids=["exhausted", "failed"])
+def test_growth_that_is_refused_there_leaves_the_pool_sound(code, forever):
+    """Every driver call of one such block fails in turn; the pool holds what it held, and serves once it can."""
+    for nth in range(1, 50):
+        device = Device(bytes=False)
+        pool = make_pool(device)
+        holed(pool)
+        before = reserved(pool)
+        device.faulty.fail_nth(nth, forever, code)
+        try:
+            pool.malloc(9 * MIB, 0)
+        except (OutOfMemory, DriverError):
+            assert reserved(pool) - before <= 10 * MIB and pool.audit() == []
+        failed = device.faulty.failures()
+        device.faulty.disarm()
+        pool.malloc(9 * MIB, 0)
+        assert pool.audit() == [] and device.violations() == []
+        if not failed:
+            assert nth > 3, "growing made hardly any driver call: it tests nothing"
+            return
+    pytest.fail("still failing at driver call 50")
