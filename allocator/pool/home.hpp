@@ -68,9 +68,9 @@ class Home {
     Bytes room = 0;  // bytes that fit there at most
     Bytes have = 0;  // free bytes already there, just before
   };
-  // Whether the run may start in a sliver at the end of the granule before it. It would hold that granule, too, for a few
-  // bytes; past the budget those bytes are a granule more.
-  enum class Start { past_slivers, anywhere };
+  // Whether the run may start in a sliver at the end of the granule before it, which saves a granule now and
+  // then, but holds that granule, too, for a few bytes.
+  enum class Start { past_slivers, in_slivers };
   Site growth_site(int arena, Bytes size, StreamIndex by, Start start) const;
   Addr room_for(int arena, Bytes bytes) const;  // home addresses with nothing mapped; 0 = the window is used up
   // Contiguous backing: where a slab's mark must rise so that a run of `size` bytes usable by `by` ends there: the slab
