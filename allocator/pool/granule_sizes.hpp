@@ -1,6 +1,6 @@
 // How large the granules are that make up `need` new bytes. Driver time goes by the number of handles, memory lost to
 // partly used granules by their size. Granules no larger than the request that makes them keep every freed block
-// stitchable; small pools take larger ones, because their steps are short and a handle costs the same. Decision 0003
+// stitchable; small pools take larger ones, because their steps are short and a handle costs the same. Decision 0004
 // has the sweep over all recordings behind these constants.
 #pragma once
 #include <algorithm>
@@ -12,9 +12,7 @@
 namespace dymem {
 
 struct GranuleSizes {
-  static constexpr Bytes kLadder[] = {2 * kMiB, 4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB, 64 * kMiB};
-  static constexpr Bytes kAlwaysUpTo = 32 * kMiB;  // sizes up to here are used for any request
-  static constexpr Bytes kShare = 12;              // larger ones only up to need / kShare
+  static constexpr Bytes kLadder[] = {2 * kMiB, 4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB};
 
   // The largest granule for a request of `size` bytes when the pool holds `reserved`. Under a limit memory is what is
   // short: smaller ones, so that less is lost to granules that are used in part, the smaller the limit; and at least two
@@ -30,17 +28,16 @@ struct GranuleSizes {
   static std::vector<Bytes> split(Bytes need, Bytes most) {
     std::vector<Bytes> out;
     need = round_up(need, kGranuleUnit);
-    Bytes cap = std::max(kLadder[0], std::min(most, std::max(kAlwaysUpTo, need / kShare)));
     while (need) {
       Bytes pick = kLadder[0];
       for (Bytes l : kLadder)
-        if (l <= std::min(cap, need)) pick = l;
+        if (l <= std::min(most, need)) pick = l;
       out.push_back(pick);
       need -= pick;
     }
     return out;
   }
-  // `need` rounded up to the largest always-used size that fits into `room`: fewer, larger handles while there is room.
+  // `need` rounded up to the largest size that fits into `room`: fewer, larger handles while there is room.
   // Not where memory counts more (a limit, a large pool): granules that end where the block does are whole when it
   // goes.
   static constexpr Bytes kLargePool = 16 * kGiB, kRounded = 8 * kMiB;
@@ -48,7 +45,7 @@ struct GranuleSizes {
     Bytes best = round_up(need, kGranuleUnit);
     if (exact && need > kRounded) return best;
     for (Bytes l : kLadder)
-      if (l <= std::min(most, kAlwaysUpTo) && round_up(need, l) <= room) best = std::max(best, round_up(need, l));
+      if (l <= most && round_up(need, l) <= room) best = std::max(best, round_up(need, l));
     return best;
   }
   static bool exact(Bytes reserved, bool limited) { return limited || reserved >= kLargePool; }

@@ -14,7 +14,7 @@ namespace dymem {
 
 // How far past the occupied peak memory that other streams have not finished with is made up for by growing; past that
 // copies wait. Less saves memory and costs step time: see decision 0005.
-constexpr double kPatience = 0.14;
+constexpr double kPatience = 0.147;
 // The same, where the wait is expected to take no time.
 constexpr double kFreeWaits = 0.015;
 // A lesser stream's wait that ends this soon (ns) is as good as none: what it does runs beside the busiest one. So is one
