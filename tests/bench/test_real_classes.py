@@ -19,10 +19,10 @@ from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 SLAB = {"backing": "contiguous"}
 SEVERAL_STREAMS = {"resnet50_prefetch", "llama_fsdp2_ckpt", "resnet152_offload_ckpt"}
 # Points of the live peak over best fit: most that grouping may be worse by, late classes more than known ones; and its own.
-WORSE = {"resnet50_prefetch": 0.4}
+# (Offloading: where copies wait, best fit alone comes to 29 to 38 points by the patience of streams, 13.5 to 14.9 %.)
+WORSE = {"resnet50_prefetch": 0.4, "resnet152_offload_ckpt": 5.0}
 AT_MOST = {"llama_ckpt_varlen": 5.5, "bert_varlen": 0.5, "llama_accum": 0.8, "llama_varlen": 1.0, "llama_fsdp2_ckpt": 5.0}
-# Beyond 1.01 x occupied + 8 MiB, and 1 % of warm time: there untagged granules are, too.
-GRANULES = {"densenet121_b64": 0.016}
+# Beyond 1 % of warm time: there untagged granules are, too.
 SHORT_STEPS = {"resnet32_stochdepth"}
 NONLINEAR = ("resnet", "inception", "densenet", "unet", "efficientnet")
 
@@ -101,8 +101,8 @@ def test_on_granules(measured):
         if name in SEVERAL_STREAMS:
             continue
         result = replay_recording(forms["known"])
-        most = (1 + GRANULES.get(name, 0.01)) * result["occupied_peak_bytes"] + (8 << 20)
-        assert result["reserved_peak_bytes"] <= most and result["audit"] == [], name
+        assert result["reserved_peak_bytes"] <= 1.01 * result["occupied_peak_bytes"] + (8 << 20), name
+        assert result["audit"] == [], name
         assert name in SHORT_STEPS or result["driver_time_warm_us"] <= 0.01 * result["trace_time_warm_us"], name
 
 
