@@ -13,7 +13,7 @@
 
 namespace dymem {
 
-constexpr double kStitchUs = 60, kDebtUs = 30'000;
+constexpr double kStitchUs = 60, kDebtUs = 60'000;  // a stitch of 1 GiB: some 2,000
 constexpr double kRelief = 0.25;  // of the occupied peak
 
 double Pool::Impl::rearranged_us() const {

@@ -1,5 +1,7 @@
 """Past its budget, with nothing idle, a pool grows from where it ends; it does not stitch a block on granules of its own."""
 
+import random
+
 import pytest
 from devices import CODES, Device, make_pool
 from pool_model import MIB, Model
@@ -99,3 +101,22 @@ def test_growth_that_is_refused_there_leaves_the_pool_sound(code, forever):
             assert nth > 3, "growing made hardly any driver call: it tests nothing"
             return
     pytest.fail("still failing at driver call 50")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_of_gigabytes_among_small_ones_are_stitched_not_grown_for(seed):
+    """A pool's first stitches of such blocks cost milliseconds each: no reason yet to grow by a quarter (relief.cpp)."""
+    rng = random.Random(seed)
+    pool = make_pool(Device(capacity=64 << 30, bytes=False))
+    held, live = [], 0
+    for _ in range(600):
+        size = rng.randrange(256, 1536) * 2 * MIB if rng.random() < 0.12 else rng.randrange(1 << 10, 1 << 20)
+        while len(held) > 60 or (held and live + size > 14 << 30):
+            block, freed = held.pop(rng.randrange(len(held)))
+            pool.free(block)
+            live -= freed
+        held.append((pool.malloc(size, 0), size))
+        live += size
+    stats = pool.stats()
+    assert stats["reserved_bytes"]["all"]["peak"] <= 1.02 * stats["active_bytes"]["all"]["peak"]
+    assert pool.audit() == []
