@@ -201,7 +201,7 @@ def test_names_that_are_no_utf8(tmp_path):
 def test_without_matplotlib_one_line_says_how_to_get_it(python, trace, missing):
     run = python("-c", f"import sys; sys.modules['{missing}'] = None; sys.argv = ['dymem', 'plot', '{trace}']\n"
                  "from dymem.__main__ import main; main()")
-    assert "pip install dymem[plot]" in refused(run)
+    assert "pip install matplotlib numpy" in refused(run)
 
 
 def test_other_commands_need_no_matplotlib(python, trace):

@@ -16,7 +16,7 @@ from dymem.config import ENVIRONMENT, Config
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InstallError
 
-_PICTURES = ("pictures (dymem plot, compare --html and --pictures, stress --picture) need it", "pip install dymem[plot]")
+_PICTURES = ("pictures (dymem plot, compare --html and --pictures, stress --picture) need it", "pip install matplotlib numpy")
 _OPTIONAL = {"matplotlib": _PICTURES, "numpy": _PICTURES}  # what is not there without each, and how to get it
 
 

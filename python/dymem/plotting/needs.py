@@ -15,5 +15,5 @@ def require() -> None:
         import matplotlib.figure  # what pictures are made of; a broken installation shows here
         import numpy  # noqa: F401
     except ImportError as error:
-        raise MissingPackage(f"pictures need matplotlib ({error}); pip install dymem[plot]") from None
+        raise MissingPackage(f"pictures need matplotlib ({error}); pip install matplotlib numpy") from None
     matplotlib.use("Agg")
