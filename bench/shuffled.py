@@ -27,12 +27,11 @@ from dymem.config import Config  # noqa: E402
 from dymem.errors import ConfigError, TraceError  # noqa: E402
 from dymem.replaying import replay_recording  # noqa: E402
 from dymem.trace import Recording, load  # noqa: E402
-from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED  # noqa: E402
+from dymem.trace.snapshot import ALLOC, BLOCK_UNIT, EVENT, FREE_REQUESTED  # noqa: E402
 
 RECORDINGS = Path(__file__).resolve().parent / "placement" / "recordings"
 FIRST, TEMPLATE = 0, 2  # iterations: replayed as it is, and repeated
 FORWARD, BACKWARD = ord("F"), ord("B")
-UNIT = 512  # of blocks, bytes
 ALIKE = 0.02  # the share of a pass's blocks whose sizes may be off by more than a tenth
 
 Event = tuple[int, int, int, int, int, int, int, int]  # time, block, size, stream, kind, class, phase, iteration
@@ -94,11 +93,11 @@ class Passes:
         if least == most:
             return least
         share = (length - self.length(self.short)) / (self.length(self.long) - self.length(self.short))
-        return max(UNIT, round((least + (most - least) * share) / UNIT) * UNIT)
+        return max(BLOCK_UNIT, round((least + (most - least) * share) / BLOCK_UNIT) * BLOCK_UNIT)
 
     def check(self, known: dict[int, tuple[list[int], list[int]]]) -> None:
         for length, each in known.items():
-            off = [abs(self.sized(bool(half), index, length) - size) > max(size // 10, 2 * UNIT)
+            off = [abs(self.sized(bool(half), index, length) - size) > max(size // 10, 2 * BLOCK_UNIT)
                    for half in (0, 1) for index, size in enumerate(each[half])]
             if sum(off) > ALIKE * len(off):
                 raise TraceError(f"{self.recording.name}: the sizes of its blocks do not go by the length alone")
@@ -123,7 +122,7 @@ class Passes:
                         index += 1
                         names[old] = block, size
                         block += 1
-                    new, size = names.get(old, (old, size)) if kind == ALLOC or old in names else (old, size)
+                    new, size = names.get(old, (old, size))
                     events.append((time - began + now, new, size, stream, kind, mobility, phase, number))
             now = events[-1][0] + 1000
         return dataclasses.replace(self.recording, events=b"".join(EVENT.pack(*event) for event in events))
