@@ -7,8 +7,8 @@
 A recording of sequences has each length once or twice, so that what a pool comes to after fifty steps of a few lengths is
 not in it. Here its first iteration is replayed as it is; steps after it are its third one over again, the sizes of its blocks
 those for lengths drawn from the ones that were recorded, in an order of their own in every step. How a block's size goes by
-the length is read off two forward and backward passes; only recordings of dymem's own have the marks of passes, and only
-those whose passes allocate alike can be taken apart like that. Exit 0: replayed; 2: a recording that cannot be.
+the length is read off two forward and backward passes; only recordings with marks of iterations and passes, and of those only
+those whose passes allocate alike, can be taken apart like that. Exit 0: replayed; 2: a recording that cannot be.
 """
 
 from __future__ import annotations
