@@ -1,7 +1,8 @@
 // How large the granules are that make up `need` new bytes. Driver time goes by the number of handles, memory lost to
 // partly used granules by their size. Granules no larger than the request that makes them keep every freed block
-// stitchable; small pools take larger ones, because their steps are short and a handle costs the same. Decision 0004
-// has the sweep over all recordings behind these constants.
+// stitchable; small pools take larger ones, because their steps are short and a handle costs the same; large pools take
+// smaller ones, because their steps are long and their blocks meet in more granules. Decision 0004 has the sweep over all
+// recordings behind these constants.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -16,12 +17,15 @@ struct GranuleSizes {
 
   // The largest granule for a request of `size` bytes when the pool holds `reserved`. Under a limit memory is what is
   // short: smaller ones, so that less is lost to granules that are used in part, the smaller the limit; and at least two
-  // to a block, so that a block of another size which comes to lie there strands half of one at most.
+  // to a block, so that a block of another size which comes to lie there strands half of one at most. Where several streams
+  // are at work, smaller ones save nothing: what waits for others is more than what is stranded.
   static constexpr Bytes kSmallPool = kGiB, kSmallPoolGranule = 8 * kMiB;
+  static constexpr Bytes kFinePool = 8 * kGiB, kFinePoolGranule = 16 * kMiB;
   static constexpr Bytes kLimitedLeast = 8 * kMiB, kLimitedMost = 16 * kMiB, kLimitedHandles = 512;
-  static Bytes most(Bytes size, Bytes reserved, Bytes limit) {
+  static Bytes most(Bytes size, Bytes reserved, Bytes limit, bool one_stream) {
     if (limit) return std::min(size / 2, std::clamp(std::bit_floor(limit / kLimitedHandles), kLimitedLeast, kLimitedMost));
-    return reserved < kSmallPool ? std::max(size, kSmallPoolGranule) : size;
+    if (reserved < kSmallPool) return std::max(size, kSmallPoolGranule);
+    return one_stream && reserved >= kFinePool ? std::min(size, kFinePoolGranule) : size;
   }
 
   // The sizes sum to round_up(need, 2 MiB); largest first.

@@ -8,6 +8,9 @@ constexpr Bytes kOlderJoined = 8 * kMiB;
 // A block that grows the arena does not start in a sliver at the end of the granule before: it would hold that granule
 // for its first bytes, and leave its own last one to the next block; a small one there then keeps all of it.
 constexpr Bytes kSliver = kGranuleUnit, kSliverShare = 8;
+// Nor, even where slivers are for the taking, behind a block this small in comparison, which outlives what is beside it as
+// often as not (comb).
+constexpr Bytes kSmallBefore = 4 * kMiB, kSmallBeforeShare = 4;
 
 Home::Home(Space& space, StreamTable& streams) : space_(space), streams_(streams) {
   for (int a = 0; a < Space::kArenas; a++) {
@@ -476,12 +479,17 @@ void Home::each_gap(const Arena& a, F f) const {
   }
 }
 
+bool Home::small_before(Addr at, Bytes size) const {
+  const BlockId b = covering(at - 1);
+  return b != kNoBlock && blocks_[b].size < std::min(kSmallBefore, size / kSmallBeforeShare);
+}
+
 Home::Site Home::growth_site(int arena, Bytes size, StreamIndex by, Start start) const {
   const Arena& a = arenas_[arena];
   auto site = [&](Addr at, Bytes room) {
     Site s{at, 0, room, std::min(free_before(a, at, by), size)};
     const bool sliver = arena == kMainArena && s.have < kSliver && s.have < size / kSliverShare;
-    if (sliver && start == Start::past_slivers) s.have = 0;
+    if (sliver && s.have && (start == Start::past_slivers || small_before(at - s.have, size))) s.have = 0;
     s.need = round_up(size - s.have, kGranuleUnit);
     return s;
   };

@@ -153,6 +153,7 @@ class Home {
   bool mostly_own(BlockId b, Addr at, Bytes size, StreamIndex by) const;
   Place own_fit(int arena, Bytes size, StreamIndex by, bool high, int tries, Parts parts) const;
   Bytes free_before(const Arena& a, Addr at, StreamIndex by) const;  // usable free bytes that end at `at`
+  bool small_before(Addr at, Bytes size) const;  // the block that ends at `at` is small beside one of `size`
   template <class F>
   void each_gap(const Arena& a, F f) const;
   bool may_join(const Block& x, const Block& y) const;  // neighbours, both free

@@ -80,12 +80,16 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
   return try_grow_at(home.growth_site(arena, size, by, Home::Start::past_slivers), arena, size, by, high, up_to);
 }
 
+Bytes Pool::Impl::most_granule(Bytes size) const {
+  return GranuleSizes::most(size, space.reserved(), own_limit(), streams.single());
+}
+
 BlockId Pool::Impl::try_grow_at(Home::Site site, int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {
   if (!site.need) return try_fit(arena, size, by, high);  // a stitch that failed half-way left new granules there
   if (site.need > site.room || space.reserved() + site.need > up_to) return kNoBlock;
   Bytes reserved_now = space.reserved();
   bool limited = config.limit != 0;
-  Bytes most = GranuleSizes::most(size, reserved_now, own_limit()), ask = site.need;
+  Bytes most = most_granule(size), ask = site.need;
   if (arena != kSmallArena)
     ask = GranuleSizes::ask(ask, up_to - reserved_now, most, GranuleSizes::exact(reserved_now, limited));
   ask = std::min(ask, site.room);
@@ -108,7 +112,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, bool high, Bytes allo
   if (!config.alias) return kNoBlock;
   Bytes up_to = budget(size);
   Bytes room = up_to > space.reserved() ? up_to - space.reserved() : 0;
-  Bytes most = GranuleSizes::most(size, space.reserved(), own_limit());
+  Bytes most = most_granule(size);
   auto stitched = [&] { return stitcher.plan(size, by, room, allowed, most, near_limit()); };
   auto plan = stitched();
   auto fresh = [&] { return plan ? plan->fresh_bytes : size; };  // no plan: nothing to stitch, all of it would be new
