@@ -424,6 +424,20 @@ assert set(told) == {"untagged"}
 """, conf=AUTO)
 
 
+def test_it_does_not_stand_aside_for_what_cannot_be_followed(script):
+    """Nothing would be followed then, ever."""
+    script(PROGRAM + """
+from dymem.mobility import Allocation, Facts
+until_profiling()
+raises(dymem.InvalidArgument, lambda: follow(None), "there are no facts")
+raises(IndexError, lambda: follow(Facts(allocations=[Allocation(5, None, 0, 0, 0, 512, at=1)])))
+assert automatic._search.state == "profiling"
+for _ in range(4): step()
+over()
+assert told == ALL
+""", conf=AUTO)
+
+
 def test_an_error_of_its_own_is_no_error_of_the_program(script):
     said = script(PROGRAM + """
 def broken(self, now): raise RuntimeError("a fault")

@@ -256,6 +256,30 @@ with warnings.catch_warnings(record=True) as said:
 assert "nothing was allocated" in str(said[0].message)
 follow(facts)
 assert step() == ALL
+for thing in (None, empty):
+    raises(dymem.InvalidArgument, lambda: follow(thing), "there are no facts in", "Facts.load")
+raises(dymem.InvalidArgument, lambda: follow(facts, rule=[]), "there is no rule")
+assert step() == ALL, "what was followed goes on"
+""")
+
+
+def test_facts_of_cpu_memory_are_not_followed(script):
+    """Nor along device 0, as which their memory counts; also when they were saved and loaded."""
+    script(STEP + """
+import warnings
+from dymem.mobility import Facts
+with Profile(host=True) as profile:
+    held = [torch.ones(64 + i) for i in range(40)]
+    while held: held.pop()
+assert profile.facts.complete and profile.facts.allocations
+follow(profiled())
+assert step() == ALL
+for facts in (profile.facts, Facts.from_json(profile.facts.to_json())):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert follow(facts) is False
+    assert len(said) == 1 and "memory of the CPU (host=True)" in str(said[0].message), said
+    assert step() == NOTHING and not following_stats()["following"]
 """)
 
 

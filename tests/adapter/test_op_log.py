@@ -157,7 +157,23 @@ try:
 except torch.OutOfMemoryError:
     pass
 assert p.facts.notes == ["the iteration ended in OutOfMemoryError; its allocations stay untagged."]
-assert profile().complete
+assert p.ran_out and profile().complete
+def caught():
+    try:
+        _torch.allocate_on(1 << 40)
+    except torch.OutOfMemoryError:
+        pass
+caught()  # before it
+for again in (False, True):
+    with p:
+        step()
+        if not again:
+            caught()
+        step()
+    if not again:
+        assert p.ran_out and not p.facts.complete and len(p.facts.notes) == 1, p.facts.notes
+        assert "memory ran out" in p.facts.notes[0] and "untagged" in p.facts.notes[0]
+assert not p.ran_out and p.facts.complete and not p.facts.notes
 """)
 
 

@@ -343,24 +343,72 @@ def test_child_that_is_forked_meanwhile_logs_nothing(adapter):
     assert "aten::exp" in [n.name for n in profile.facts.nodes]
 
 
-def test_profile_that_ends_on_another_thread_is_refused():
-    profile, told = Profile(host=True), []
-
-    def leave() -> None:
-        with pytest.raises(InvalidArgument, match="on the thread that began it"):
-            profile.__exit__(None, None, None)
-        told.append(True)
-
-    def both() -> None:
-        profile.__enter__()
-        other = threading.Thread(target=leave)
-        other.start()
-        other.join()
-
-    thread = threading.Thread(target=both)  # so that what stays behind goes with it
+def on_another_thread(work, *arguments) -> list:
+    """What it returned, if it raised nothing."""
+    told = []
+    thread = threading.Thread(target=lambda: told.append(work(*arguments)))
     thread.start()
     thread.join()
-    assert told and profile_iteration(torch.ones, 4, host=True)[1].complete
+    return told
+
+
+def profiler_of_pytorch_begins() -> bool:
+    try:
+        with torch.autograd.profiler.profile(use_kineto=True):
+            return True
+    except RuntimeError:
+        return False
+
+
+def refused_elsewhere(profile) -> None:
+    with pytest.raises(InvalidArgument, match="on the thread that began it"):
+        profile.__exit__(None, None, None)
+
+
+def test_profile_that_ends_on_another_thread_is_refused(adapter):
+    """It goes on, and can be left where it was entered: nothing of it stays there."""
+    def both() -> bool:
+        with Profile(host=True) as profile:
+            torch.ones(4).exp()
+            assert on_another_thread(refused_elsewhere, profile) == [None]
+            assert adapter.op_log.running()
+            torch.ones(4).sin()
+        return profile.facts.complete and [n.name for n in profile.facts.nodes if n.phase == "F"][-1] == "aten::sin"
+
+    assert on_another_thread(lambda: (both(), profiler_of_pytorch_begins())) == [(True, True)]
+    assert profile_iteration(torch.ones, 4, host=True)[1].complete
+
+
+def test_profile_whose_thread_is_over_ends_anywhere(adapter, recwarn):
+    profile = Profile(host=True)
+    assert on_another_thread(profile.__enter__) == [profile] and adapter.op_log.running()
+    refused_elsewhere(profile)
+    assert not adapter.op_log.running()
+    assert on_another_thread(profile.__enter__) == [profile] and adapter.op_log.running()
+    del profile
+    assert not adapter.op_log.running() and not recwarn.list
+    assert profile_iteration(torch.ones, 4, host=True)[1].complete and profiler_of_pytorch_begins()
+
+
+def test_profile_that_is_dropped_on_another_thread_says_what_stays(adapter):
+    def both() -> None:
+        held = [Profile(host=True)]
+        held[0].__enter__()
+        assert adapter.op_log.running()
+        with pytest.warns(UserWarning, match="was dropped on another thread") as said:
+            assert on_another_thread(held.clear) == [None]
+        assert len(said) == 1 and not adapter.op_log.running()
+
+    assert on_another_thread(both) == [None]  # so that what stays behind goes with it
+    assert profile_iteration(torch.ones, 4, host=True)[1].complete
+
+
+@pytest.mark.filterwarnings("error")
+def test_profile_that_is_dropped_where_it_was_entered_leaves_nothing(adapter):
+    profile = Profile(host=True)
+    profile.__enter__()
+    del profile
+    assert not adapter.op_log.running() and profiler_of_pytorch_begins()
 
 
 @pytest.mark.parametrize("kineto", [True, False])
@@ -380,16 +428,15 @@ def test_beside_a_profiler_of_pytorch_it_is_refused(adapter, kineto):
     assert "aten::exp" in [n.name for n in profile.facts.nodes]
 
 
+@pytest.mark.filterwarnings("ignore:dymem")
 def test_thread_that_kept_an_earlier_profile_tells_the_next_one_nothing(adapter):
     """It was ended elsewhere, so this thread still reports to it; and may be profiled again."""
     told = []
 
     def thread() -> None:
-        profile = Profile(host=True)
-        profile.__enter__()
-        other = threading.Thread(target=lambda: pytest.raises(InvalidArgument, profile.__exit__, None, None, None))
-        other.start()
-        other.join()
+        held = [Profile(host=True)]
+        held[0].__enter__()
+        on_another_thread(held.clear)
         ended.set()
         again.wait()
         kept.append(torch.ones(1000))

@@ -1,9 +1,13 @@
 """What is concluded from an operator log, on logs written by hand."""
 
+import json
+
 import pytest
 
+from dymem import _core
 from dymem.errors import InvalidArgument, TraceError
-from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, UNTAGGED, Facts, by_stream, classes
+from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, UNTAGGED, Facts, by_stream, classes, patterns
+from dymem.mobility.facts import DEVICES
 from dymem.mobility.kinds import kind_of
 from dymem.mobility.reading import ALLOC, GRAD, NODE, USER
 
@@ -81,8 +85,28 @@ def test_classes_of_a_residual_block(log):
     assert kept and kept == {name for name, a in named(log, facts).items() if a.freed is None}, "outlives the iteration"
     assert paper["a"] == paper["gd"] == TEMPORARY, "forks"
     assert paper["b"] == paper["c"] == paper["gb"] == paper["ga"] == MOVABLE, "consumed by the next layer"
-    with pytest.raises(InvalidArgument, match="lifetime, paper"):
-        classes(facts, "oracle")
+    for rule in ("oracle", [], None):
+        with pytest.raises(InvalidArgument, match="lifetime, paper"):
+            classes(facts, rule)
+
+
+@pytest.mark.parametrize("of", [classes, by_stream])
+def test_classes_of_what_is_no_facts(of):
+    for thing in (None, {"version": 1}, "facts.json"):
+        with pytest.raises(InvalidArgument, match=r"there are no facts in .*Facts\.load"):
+            of(thing)
+
+
+def test_an_input_that_takes_a_gradient_is_no_parameter_but_has_a_gradient(log):
+    log = log().held("w")
+    log.op("aten::randn", [], ["x"])
+    log.begin("aten::linear", seq=1).given("x", "w", leaf=True).alloc("y").end()
+    log.node("AddmmBackward0", ["y"], ["gx", "gw"], saved=["x", "w"], seq=1)
+    log.node(ACCUMULATE, ["gx"]).node(ACCUMULATE, ["gw"]).free("gx").free("x")
+    facts = log.facts()
+    assert [a.role for a in facts.older] == ["parameter"]
+    roles = {name: a.role for name, a in named(log, facts).items()}
+    assert (roles["x"], roles["gx"], roles["gw"]) == ("saved", "gradient", "gradient")
 
 
 def test_small_layers_are_reclaimed(log):
@@ -269,6 +293,69 @@ def test_what_is_no_facts_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(TraceError, match="x.json"):
         Facts.load(tmp_path / "x.json")
+
+
+def test_another_version_is_said_and_nothing_else():
+    with pytest.raises(TraceError) as raised:
+        Facts.from_json('{"version": 99}')
+    assert str(raised.value) == "these facts are of version 99, and this dymem reads 1; record anew."
+
+
+def test_facts_of_host_memory_say_so(log):
+    """Files of others are as they were."""
+    facts, plain = (log(host=host).op("aten::exp", [], ["a"]).facts() for host in (True, False))
+    assert facts.host and not plain.host and facts != plain
+    assert Facts.from_json(facts.to_json()) == facts and Facts.from_json(plain.to_json()) == plain
+    assert "host" not in json.loads(plain.to_json())
+
+
+DAMAGE = [  # to the facts of `residual`: 14 allocations, 3 older ones, 3 segments
+    ("segments", None, None, "FBO"), ("segments", None, None, ["F", "B", "X"]), ("complete", None, None, 1),
+    ("notes", None, None, "none"), ("notes", None, None, [3]), ("host", None, None, "yes"),
+    ("nodes", 1, "index", 2), ("nodes", 1, "name", None), ("nodes", 1, "kind", 4), ("nodes", 1, "phase", ""),
+    ("nodes", 1, "segment", 3), ("nodes", 1, "thread", "main"), ("nodes", 1, "at", -1), ("nodes", 1, "end", 0),
+    ("nodes", 1, "end", -1.0), ("nodes", 1, "forward", 1), ("nodes", 1, "again", 0), ("nodes", 1, "view", None),
+    ("nodes", 1, "uses", [14]), ("nodes", 1, "uses", [-4]), ("nodes", 1, "makes", [-1]), ("nodes", 1, "makes", 0),
+    ("allocations", 2, "index", 3), ("allocations", 2, "index", 10**6), ("allocations", 2, "number", -1),
+    ("allocations", 2, "device", 64), ("allocations", 2, "device", 0.0), ("allocations", 2, "stream", -1),
+    ("allocations", 2, "stream", 1 << 64), ("allocations", 2, "place", 3), ("allocations", 2, "place", None),
+    ("allocations", 2, "bytes", "64"), ("allocations", 2, "bytes", 10**400), ("allocations", 2, "bytes", True),
+    ("allocations", 2, "role", "wages"), ("allocations", 2, "node", 99), ("allocations", 2, "operator", None),
+    ("allocations", 2, "kind", []), ("allocations", 2, "phase", "FB"), ("allocations", 2, "segment", -1),
+    ("allocations", 2, "at", None), ("allocations", 2, "freed", 1), ("allocations", 2, "freed", "late"),
+    ("allocations", 2, "freed_in", 3), ("allocations", 2, "freed_by", -1), ("allocations", 2, "users", [99]),
+    ("allocations", 2, "users", None), ("allocations", 2, "last_use", 99), ("allocations", 2, "fork", "no"),
+    ("allocations", 2, "waits", 1), ("older", 1, "index", -1), ("older", 1, "place", 0), ("older", 1, "at", 5),
+    ("older", 1, "phase", "F"), ("older", 1, "segment", 0), ("older", 1, "freed", -1), ("older", 1, "bytes", None)]
+
+
+@pytest.mark.parametrize("table, row, field, value", DAMAGE)
+def test_damaged_facts_are_refused_when_they_are_read(log, table, row, field, value):
+    """Not when they are followed; with the field and the index of what has it."""
+    data = json.loads(residual(log).facts().to_json())
+    if row is None:
+        data[table], field, of = value, table, "it"
+    else:
+        data[table]["rows"][row][data[table]["fields"].index(field)] = value
+        of = {"nodes": f"node {row}", "allocations": f"allocation {row}", "older": f"allocation {-1 - row}"}[table]
+    with pytest.raises(TraceError, match=f"^{of} has .* as `{field}`, .*record them anew.$") as raised:
+        Facts.from_json(json.dumps(data))
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("make", [
+    lambda log: log.alloc("a").free("a"), lambda log: log.alloc("a", device=DEVICES - 1, stream=(1 << 64) - 1),
+    lambda log: log.begin("aten::exp").alloc("a").free("a"), lambda log: log.held("w", number=3).free("w"),
+    lambda log: log.node("ExpBackward0", [], ["g"]).op("aten::add", [], ["b"], thread=5).free("g")])
+def test_facts_that_are_odd_but_sound_are_read(log, make):
+    """No segment yet, the last device and stream there can be, an operator that never ends."""
+    facts = make(log()).facts()
+    assert Facts.from_json(facts.to_json()) == facts
+    patterns(facts, classes(facts), again=True)
+
+
+def test_devices_are_as_many_as_in_the_core():
+    assert DEVICES == _core.abi.DEVICES_MAX
 
 
 @pytest.mark.parametrize("name, kind", [

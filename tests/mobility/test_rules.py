@@ -78,6 +78,13 @@ def test_cycle_is_refused(graph):
         execution_order(graph)
 
 
+def test_a_layer_may_be_called_anything():
+    graph = {"a": [None, "b"], None: ["c"], "b": ["c"]}
+    assert execution_order(graph) == ["a", None, "b", "c"]
+    assert mobility(graph) == {"a": TEMPORARY, None: TEMPORARY, "b": MOVABLE, "c": TEMPORARY}
+    assert mobility({None: ["a"], "a": [None]}, order=[None, "a"])["a"] == TEMPORARY, "nothing runs after it"
+
+
 def test_order_as_it_was_run_counts():
     graph = {"fork": ["a", "b"], "a": ["join"], "b": ["join"]}
     assert mobility(graph, order=["fork", "b", "a", "join"])["b"] == TEMPORARY

@@ -51,7 +51,7 @@ class Search:
         self.attempts = 0
         self.period = self.before = 0  # steps, as last found
         self.profile: Profile | None = None
-        self.began = self.left = self.failures = 0  # of the profile: its first step, marks to come, requests that had failed
+        self.began = self.left = 0     # of the profile: its first step, marks to come
         self.lengths = (0, 0)          # steps: what an iteration may have
         self.hook = None
 
@@ -173,7 +173,7 @@ class Search:
     def begin(self, now: int, marks: int) -> None:
         self.profile = Profile()
         self.profile.__enter__()
-        self.state, self.began, self.left, self.failures = PROFILING, now, marks, _failed_requests()
+        self.state, self.began, self.left = PROFILING, now, marks
 
     def drop(self) -> None:
         """What is being profiled is not wanted."""
@@ -186,7 +186,7 @@ class Search:
     def conclude(self, now: int) -> None:
         profile, steps = self.profile, now - self.began
         self.drop()
-        if _failed_requests() != self.failures:
+        if profile.ran_out:
             return self.failed("memory ran out in the profiled iteration")
         if not self.lengths[0] <= steps <= self.lengths[1]:
             return self.failed(f"the profiled iteration was not like those before it ({steps} allocations and frees, "
@@ -259,12 +259,6 @@ def _has_optimizer() -> bool:
     from torch.optim import Optimizer
 
     return any(issubclass(type(thing), Optimizer) for thing in gc.get_objects())
-
-
-def _failed_requests() -> int:
-    from dymem import _core
-
-    return sum(_core.abi.stats(device)["num_ooms"] for device in range(_core.abi.DEVICES_MAX) if _core.abi.made(device))
 
 
 def _say(sentence: str) -> None:

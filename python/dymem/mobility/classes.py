@@ -13,6 +13,8 @@ Both say nothing (untagged) of an iteration whose facts are incomplete.
 
 from __future__ import annotations
 
+import reprlib
+
 from dymem.errors import InvalidArgument
 from dymem.mobility.facts import BACKWARD, Allocation, Facts
 from dymem.mobility.rules import MOVABLE, RECLAIMED, RECLAIMED_KINDS, TEMPORARY, UNTAGGED
@@ -45,8 +47,11 @@ RULES = {"lifetime": by_lifetime, "paper": by_paper}
 
 
 def classes(facts: Facts, rule: str = "lifetime") -> list[int]:
-    """One class (rules.MOVABLE, …) for each of facts.allocations; InvalidArgument if there is no such rule."""
-    if rule not in RULES:
+    """One class (rules.MOVABLE, …) for each of facts.allocations; InvalidArgument for what is no rule, or no facts."""
+    if not isinstance(facts, Facts):
+        raise InvalidArgument(f"there are no facts in {reprlib.repr(facts)}: give the `facts` of a profile, or what "
+                              "Facts.load(path) returns.")
+    if not isinstance(rule, str) or rule not in RULES:
         raise InvalidArgument(f"there is no rule '{rule}'; there are {', '.join(RULES)}.")
     if not facts.complete:
         return [UNTAGGED] * len(facts.allocations)
@@ -55,7 +60,8 @@ def classes(facts: Facts, rule: str = "lifetime") -> list[int]:
 
 def by_stream(facts: Facts, rule: str = "lifetime") -> dict[tuple[int, int], list[int]]:
     """The classes of each device's and stream's allocations, in the order in which it makes them: (device, stream): classes."""
+    tags = classes(facts, rule)
     found: dict[tuple[int, int], list[int]] = {}
-    for a, tag in zip(facts.allocations, classes(facts, rule)):
+    for a, tag in zip(facts.allocations, tags):
         found.setdefault((a.device, a.stream), []).append(tag)
     return found

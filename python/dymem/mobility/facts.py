@@ -13,16 +13,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import reprlib
 from pathlib import Path
+from typing import Callable, Mapping
 
 from dymem.errors import TraceError
 from dymem.trace import plain
 from dymem.writing import write_bytes
 
-FORWARD, BACKWARD, OPTIMIZER = "FBO"  # phases, as a trace marks them
+PHASES = FORWARD, BACKWARD, OPTIMIZER = tuple("FBO")  # as a trace marks them
 # What an allocation holds. "result": made by a node for others, and not needed by backward.
 ROLES = ("parameter", "gradient", "optimizer", "saved", "workspace", "result", "other")
 VERSION = 1
+DEVICES = 64    # kDevicesMax (allocator/abi/registry.hpp)
+_MOST = 1 << 63  # below it: sizes and moments
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,6 +84,7 @@ class Facts:
     complete: bool = True                                               # False: nothing should be concluded
     notes: list[str] = dataclasses.field(default_factory=list)         # what went wrong, a sentence each
     here: bool = dataclasses.field(default=False, compare=False)       # of this process, not loaded
+    host: bool = False                                                  # of memory of the CPU (Profile(host=True))
 
     def allocation(self, index: int) -> Allocation:
         return self.allocations[index] if index >= 0 else self.older[-1 - index]
@@ -94,20 +99,27 @@ class Facts:
     def to_json(self) -> str:
         """One line; lists of rows rather than of objects, since there are thousands."""
         return json.dumps({"version": VERSION, "complete": self.complete, "notes": self.notes, "segments": self.segments,
+                           **({"host": True} if self.host else {}),
                            "nodes": _rows(Node, self.nodes), "allocations": _rows(Allocation, self.allocations),
                            "older": _rows(Allocation, self.older)}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Facts:
-        """What to_json() wrote; TraceError for anything else."""
+        """What to_json() wrote; TraceError for anything else, also for values that no profile tells: who follows facts
+        need not ask whether there is what they point to."""
         try:
             data = json.loads(text)
             if data["version"] != VERSION:
                 raise TraceError(f"these facts are of version {data['version']}, and this dymem reads {VERSION}; record anew.")
-            return cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]), _read(Allocation, data["older"]),
-                       data["segments"], data["complete"], data["notes"])
+            facts = cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]),
+                        _read(Allocation, data["older"]), data["segments"], data["complete"], data["notes"],
+                        host=data.get("host", False))
+        except TraceError:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TraceError(f"it holds no facts of an iteration ({type(error).__name__}: {error}).") from None
+        _check(facts)
+        return facts
 
     def save(self, path: str | Path) -> None:
         """Whole or not at all; InvalidArgument if it cannot be written."""
@@ -131,3 +143,68 @@ def _rows(kind: type, items: list) -> dict:
 
 def _read(kind: type, table: dict) -> list:
     return [kind(**dict(zip(table["fields"], row, strict=True))) for row in table["rows"]]
+
+
+# --- values that were read
+
+Test = Callable[[object], bool]
+
+
+def _number(least: int, end: int = _MOST) -> Test:
+    return lambda value: type(value) is int and least <= value < end  # True is none
+
+
+def _is(kind: type) -> Test:
+    return lambda value: type(value) is kind
+
+
+def _one_of(values: tuple) -> Test:
+    return lambda value: type(value) is str and value in values
+
+
+def _or_none(test: Test) -> Test:
+    return lambda value: value is None or test(value)
+
+
+def _list_of(test: Test) -> Test:
+    return lambda value: type(value) is list and all(map(test, value))
+
+
+def _check(facts: Facts) -> None:
+    """TraceError, which names the field and the index of what has it, for a value that no profile tells."""
+    _check_fields("it", facts, {"segments": _list_of(_one_of(PHASES)), "complete": _is(bool), "host": _is(bool),
+                                "notes": _list_of(_is(str))})
+    made, node = _number(0, len(facts.allocations)), _number(0, len(facts.nodes))
+    given = _number(-len(facts.older), len(facts.allocations))
+    segment = _number(0, max(1, len(facts.segments)))  # 0 also before the first
+    of_node = {"name": _is(str), "kind": _is(str), "phase": _one_of(PHASES), "segment": _number(0, len(facts.segments)),
+               "thread": _number(0), "at": _number(0), "again": _is(bool), "view": _is(bool), "uses": _list_of(given),
+               "makes": _list_of(made)}
+    for i, n in enumerate(facts.nodes):
+        _check_fields(f"node {i}", n, of_node)
+        _check_fields(f"node {i}", n, {"index": _number(i, i + 1), "forward": _or_none(_number(0, i)),
+                                       "end": _number(-1, 0) if n.end == -1 else _number(n.at)})
+    of_all = {"number": _or_none(_number(0)), "device": _number(0, DEVICES), "stream": _number(0, 1 << 64),
+              "bytes": _number(0), "role": _one_of(ROLES), "node": _or_none(node), "operator": _is(str),
+              "kind": _is(str), "freed_in": _or_none(segment), "freed_by": _or_none(node), "users": _list_of(node),
+              "last_use": _or_none(node), "fork": _is(bool), "waits": _is(bool)}
+    of_made = {**of_all, "phase": _one_of(PHASES), "segment": segment, "at": _number(0)}
+    of_older = {**of_all, "phase": _one_of(("",)), "segment": _number(-1, 0), "at": _number(-1, 0),
+                "place": _number(-1, 0)}
+    places = collections.Counter()
+    for i, a in enumerate(facts.allocations):
+        _check_fields(f"allocation {i}", a, of_made)
+        place = places[a.device, a.stream]
+        places[a.device, a.stream] += 1
+        _check_fields(f"allocation {i}", a, {"index": _number(i, i + 1), "place": _number(place, place + 1)})
+    for i, a in enumerate(facts.older):
+        _check_fields(f"allocation {-1 - i}", a, {**of_older, "index": _number(-1 - i, -i)})
+    for a in (*facts.allocations, *facts.older):
+        _check_fields(f"allocation {a.index}", a, {"freed": _or_none(_number(max(0, a.at)))})
+
+
+def _check_fields(of: str, item: object, tests: Mapping[str, Test]) -> None:
+    for name, test in tests.items():
+        if not test(value := getattr(item, name)):
+            raise TraceError(f"{of} has {reprlib.repr(value)} as `{name}`, which no profile tells; these facts are "
+                             "damaged: record them anew.")

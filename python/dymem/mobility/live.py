@@ -22,24 +22,34 @@ def follow(facts: Facts, rule: str = "lifetime") -> bool:
     """Follows the program along the iteration that these facts are of: each allocation that corresponds to one of it gets that
     one's class by `rule` (dymem.mobility.classes), every other is untagged, or temporary where a program departs that has gone
     as expected for long (dymem.mobility.following). It costs no Python. What was followed before is not any more.
-    Facts of memory of the CPU (host=True) correspond to nothing here.
 
     Facts of this process say that the next iteration is about to begin. Those of an earlier run (Facts.load) can be followed
     right after install: what comes before the first iteration is untagged, and the first few steps of that one.
 
-    False, with a warning that says why, if the facts are incomplete or have no allocation: then nothing is followed. Raises
-    InvalidArgument if dymem is not installed, or there is no such rule."""
+    False, with a warning that says why, if the facts are incomplete, have no allocation, or are of memory of the CPU
+    (host=True), to which nothing of a pool corresponds: then nothing is followed. Raises InvalidArgument if dymem is
+    not installed, if these are no facts, or there is no such rule."""
     following = _following()
     tags = classes(facts, rule)
+    why = _unfit(facts)
+    # Whatever is wrong with facts shows here, while the search for iterations still goes on.
+    found = [] if why else [(device, stream, *pattern.as_bytes())
+                            for (device, stream), pattern in patterns(facts, tags, again=True).items()]
     _stand_aside()
-    if not facts.complete or not facts.allocations:
+    if why:
         following.stop()
-        why = facts.notes[0] if facts.notes else "nothing was allocated in it."
         warnings.warn(f"dymem: the profiled iteration is not followed, and all is untagged: {why}", stacklevel=2)
         return False
-    following.follow([(device, stream, *pattern.as_bytes())
-                      for (device, stream), pattern in patterns(facts, tags, again=True).items()], facts.here)
+    following.follow(found, facts.here)
     return True
+
+
+def _unfit(facts: Facts) -> str | None:
+    if facts.host:
+        return "it is of memory of the CPU (host=True), and only that of GPUs is followed; profile it without host."
+    if not facts.complete or not facts.allocations:
+        return facts.notes[0] if facts.notes else "nothing was allocated in it."
+    return None
 
 
 def stop_following() -> None:

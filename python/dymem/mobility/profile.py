@@ -13,6 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import threading
+import warnings
 from typing import Callable, TypeVar
 
 from dymem.errors import InvalidArgument
@@ -29,8 +32,13 @@ class Profile:
             that begins within.
 
     An exception in the iteration passes through, and the facts are those up to it. Only one profile at a time in a
-    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host). One that
-    is dropped without having been left ends then. A child that is forked within has no facts.
+    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host), where
+    it goes on until it is left there. One that is dropped without having been left ends then. But what a thread has for
+    PyTorch's profiler no other thread can take away: where a host one is dropped on another thread, a warning says that
+    the next profiler of PyTorch's raises on the one that entered it. A child that is forked within has no facts.
+
+    ran_out  whether a request for memory of a pool failed in the iteration, also where the program caught it: then the
+             facts are incomplete, since other iterations do something else.
     """
 
     def __init__(self, host: bool = False) -> None:
@@ -38,31 +46,48 @@ class Profile:
         self._log: dict | None = None
         self._facts: Facts | None = None
         self._process: int | None = None  # that profiles, while one does
+        self._thread = 0
+        self._failures = 0  # requests that had failed before
+        self.ran_out = False
 
     def __enter__(self) -> Profile:
         if not self.host:
             _check_pools()
         _stand_aside()
         op_log = _op_log()
+        failures = 0 if self.host else failed_requests()
         op_log.start(self.host)
         self._log = self._facts = None
-        self._process = os.getpid()
+        self._failures, self.ran_out = failures, False
+        self._process, self._thread = os.getpid(), threading.get_ident()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             raise InvalidArgument("this profile has not begun, or has ended: `with` it around an iteration.")
+        if self._process == os.getpid() and self._elsewhere():  # before anything of it has ended
+            raise InvalidArgument("this profile of CPU memory was not entered on this thread, and goes on: leave it on "
+                                  "the thread that began it.")
+        process, self._process = self._process, None
         if process != os.getpid():
             return
         self._log = _op_log().stop() | {"host": self.host}
+        self.ran_out = not self.host and failed_requests() != self._failures
         if raised[0] is not None:
             self._log["raised"] = getattr(raised[0], "__name__", "exception")
 
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None and self._process == os.getpid():
             with contextlib.suppress(Exception):  # one of host memory, on another thread; or Python is ending
+                if self._elsewhere():
+                    warnings.warn("dymem: a Profile(host=True) was dropped on another thread than the one that began "
+                                  "it, where PyTorch's profiler now counts as on and cannot begin: leave it there.")
+            with contextlib.suppress(Exception):
                 _op_log().stop()
+
+    def _elsewhere(self) -> bool:
+        """Whether this is another thread than it must end on; one that is over took what was to end there with it."""
+        return self.host and self._thread != threading.get_ident() and self._thread in sys._current_frames()
 
     @property
     def facts(self) -> Facts:
@@ -77,6 +102,10 @@ class Profile:
             if "raised" in self._log:
                 self._facts.complete = False
                 self._facts.notes.append(f"the iteration ended in {self._log['raised']}; its allocations stay untagged.")
+            elif self.ran_out:
+                self._facts.complete = False
+                self._facts.notes.append("memory ran out in the iteration, though the program went on; its allocations "
+                                         "stay untagged. Profile one that has enough.")
             self._log = None
         return self._facts
 
@@ -100,6 +129,13 @@ def _stand_aside() -> None:
     from dymem.mobility import automatic
 
     automatic.stand_aside()
+
+
+def failed_requests() -> int:
+    """Of all pools so far, those that a program caught included."""
+    from dymem import _core
+
+    return sum(_core.abi.stats(device)["num_ooms"] for device in range(_core.abi.DEVICES_MAX) if _core.abi.made(device))
 
 
 def _check_pools() -> None:

@@ -61,7 +61,7 @@ class _Reader:
         self.places: collections.Counter = collections.Counter()  # allocations so far by device and stream
         self.devices: dict[int, None] = {}
         self.leaves: set[int] = set()
-        self.gradients: set[int] = set()  # of parameters
+        self.gradients: set[int] = set()  # of leaves: nothing in a log tells a parameter from an input that takes one
         self.incoming: set[int] = set()   # gradients that a node of autograd was given
         self.given: dict[int, list[Node]] = collections.defaultdict(list)  # allocation: nodes that were given it
         self.sequence: dict[int, tuple[list[int], list[int]]] = {}  # thread: sequence numbers, nodes
@@ -304,6 +304,7 @@ def facts_of(log: Mapping) -> Facts:
     """The facts in what `_torch.op_log.stop()` gave; `host` says that it was a log of CPU memory."""
     reader = _Reader(log["names"], log["streams"], log["thread"], bool(log.get("host")))
     facts = reader.read(ENTRY.iter_unpack(log["entries"]))
+    facts.host = reader.host
     if log["lost"]:
         facts.complete = False
         facts.notes.append(f"the iteration is too long to be profiled: {log['lost']} entries did not fit; its allocations "

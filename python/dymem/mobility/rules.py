@@ -15,6 +15,7 @@ NAMES = ("untagged", "movable", "temporary", "reclaimed")
 RECLAIMED_KINDS = frozenset({"fc", "softmax", "dropout"})  # section 2.3.2: small, and kept until nothing depends on them
 
 Layer = TypeVar("Layer", bound=Hashable)
+_NO_LAYER = object()  # None may be one
 
 
 def users_of(graph: Mapping[Layer, Iterable[Layer]]) -> dict[Layer, list[Layer]]:
@@ -42,8 +43,8 @@ def execution_order(graph: Mapping[Layer, Iterable[Layer]]) -> list[Layer]:
         order.append(first)
         paths = [iter(users[first])]  # a stack in place of recursion: networks are deeper than Python's
         while paths:
-            layer = next(paths[-1], None)
-            if layer is None:
+            layer = next(paths[-1], _NO_LAYER)
+            if layer is _NO_LAYER:
                 paths.pop()
                 continue
             needed[layer] -= 1
@@ -80,4 +81,4 @@ def mobility(graph: Mapping[Layer, Iterable[Layer]], kind: Callable[[Layer], str
     users = users_of(graph)
     order = execution_order(graph) if order is None else order
     following = dict(zip(order, order[1:]))
-    return {layer: mobility_of(kind(layer), users[layer], following.get(layer), backward) for layer in order}
+    return {layer: mobility_of(kind(layer), users[layer], following.get(layer, _NO_LAYER), backward) for layer in order}
