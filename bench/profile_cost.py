@@ -9,9 +9,11 @@ the median of Q over the median of the P before a Q; `after_ratio` that of the P
 and a transformer of a size at which computing counts, and `tiny_ops`, three hundred operators on 64 numbers each, where
 nothing but the cost of a call counts: the worst that can happen.
 
-`--automatic` trains under mobility:auto instead. Once an iteration is followed, three kinds of steps take turns: followed ones,
-untagged ones, and ones in which iterations are looked for. `followed_ratio` and `looking_ratio` are their medians over that of
-the untagged. On the CPU the memory is the emulated driver's: `layers` computes on the CPU and takes
+`--automatic` trains under mobility:auto instead. Once an iteration is followed, rounds of four kinds of steps take turns, in an
+order that rotates: untagged ones, followed ones, ones in which iterations are looked for, and untagged ones once more, whose
+ratio to the first is what nothing at all measures as. Each kind has five steps a round, of which the last three count; a
+round's ratio is that of their medians. `followed`, `looking` and `again` are the medians over rounds, each with its 95 %
+interval (a bootstrap over rounds). On the CPU the memory is the emulated driver's: `layers` computes on the CPU and takes
 of the pool what its layers would, and `calls` does nothing else, so that only the cost of a call counts.
 """
 
@@ -22,6 +24,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -173,24 +176,35 @@ def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Cal
         step(0)
     from dymem import _torch
 
-    followed, untagged, looking = [], [], []
-    for i in range(pairs):
+    def follow_again() -> None:
         follow(profile.facts)
-        timed(i)
-        followed.append(timed(i))
+
+    def look() -> None:
         stop_following()
-        timed(i)
-        untagged.append(timed(i))
         _torch.searching.start(lambda: None)
-        timed(i)
-        looking.append(timed(i))
-        _torch.searching.stop()
-    plain = statistics.median(untagged)
-    return {"followed_after": len(first), "step_ms": median_ms(untagged), "followed_ms": median_ms(followed),
-            "followed_ratio": round(statistics.median(followed) / plain, 3),
-            "looking_ratio": round(statistics.median(looking) / plain, 3),
-            "profiled_and_concluded_ms": round(1e3 * (first[-1] - plain), 1),  # what the last step cost more
+
+    kinds = {"untagged": stop_following, "followed": follow_again, "looking": look, "again": stop_following}
+    order = list(kinds)
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}  # a round each
+    for i in range(pairs):
+        for kind in order[i % len(order):] + order[:i % len(order)]:
+            kinds[kind]()
+            seconds[kind].append(statistics.median([timed(i) for _ in range(5)][2:]))
+            if kind == "looking":
+                _torch.searching.stop()
+    result = {"followed_after": len(first), "step_ms": median_ms(seconds["untagged"])}
+    for kind in order[1:]:
+        result[kind] = ratio_of([theirs / plain for theirs, plain in zip(seconds[kind], seconds["untagged"])])
+    plain = statistics.median(seconds["untagged"])
+    return {**result, "profiled_and_concluded_ms": round(1e3 * (first[-1] - plain), 1),  # what the last step cost more
             "allocations": stats["allocations"], "tagged": stats["tagged"], "departures": stats["departures"]}
+
+
+def ratio_of(rounds: list[float]) -> dict[str, object]:
+    """The median over rounds and its 95 % interval."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(rounds, k=len(rounds))) for _ in range(2000))
+    return {"ratio": round(statistics.median(rounds), 3), "interval": [round(medians[50], 3), round(medians[1949], 3)]}
 
 
 def main() -> int:
@@ -246,8 +260,10 @@ def automatically(options: argparse.Namespace) -> int:
         synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
         results = {options.only: measure_automatic(programs[options.only](), options.pairs, synchronize)}
         figures = results[options.only]
-        print(f"{options.only}: followed after {figures['followed_after']} steps; step {figures.get('step_ms')} ms, followed "
-              f"{figures.get('followed_ratio')} x, looked for {figures.get('looking_ratio')} x", flush=True)
+        said = [f"{kind} {figures[kind]['ratio']} ({figures[kind]['interval'][0]} to {figures[kind]['interval'][1]})"
+                for kind in ("followed", "looking", "again") if kind in figures]
+        print(f"{options.only}: followed after {figures['followed_after']} steps; {figures.get('step_ms')} ms, times "
+              f"{', '.join(said)}", flush=True)
     write(options, results)
     return 0
 
