@@ -126,6 +126,7 @@ py::dict stats_dict(const PoolStats& s) {
   d["requested_bytes"] = stat_array_dict(s.requested_bytes);
   d["num_alloc_retries"] = s.num_alloc_retries;
   d["num_ooms"] = s.num_ooms;
+  d["num_ooms_before_reset"] = s.num_ooms_before_reset;
   d["num_sync_all_streams"] = s.num_sync_all_streams;
   d["num_device_alloc"] = s.num_device_alloc;
   d["num_device_free"] = s.num_device_free;

@@ -17,15 +17,19 @@ struct GranuleSizes {
 
   // The largest granule for a request of `size` bytes when the pool holds `reserved`. Under a limit memory is what is
   // short: smaller ones, so that less is lost to granules that are used in part, the smaller the limit; and at least two
-  // to a block, so that a block of another size which comes to lie there strands half of one at most. Where several streams
-  // are at work, smaller ones save nothing: what waits for others is more than what is stranded.
+  // to a block, so that a block of another size which comes to lie there strands half of one at most.
   static constexpr Bytes kSmallPool = kGiB, kSmallPoolGranule = 8 * kMiB;
   static constexpr Bytes kFinePool = 8 * kGiB, kFinePoolGranule = 16 * kMiB;
   static constexpr Bytes kLimitedLeast = 8 * kMiB, kLimitedMost = 16 * kMiB, kLimitedHandles = 512;
-  static Bytes most(Bytes size, Bytes reserved, Bytes limit, bool one_stream) {
+  static Bytes most(Bytes size, Bytes reserved, Bytes limit, bool fine) {
     if (limit) return std::min(size / 2, std::clamp(std::bit_floor(limit / kLimitedHandles), kLimitedLeast, kLimitedMost));
     if (reserved < kSmallPool) return std::max(size, kSmallPoolGranule);
-    return one_stream && reserved >= kFinePool ? std::min(size, kFinePoolGranule) : size;
+    return fine ? std::min(size, kFinePoolGranule) : size;
+  }
+  // Without a limit: large pools that stitch for one stream. With several, what waits for others is more than what is
+  // stranded; where granules are moved instead, each of them costs an unmapping as well.
+  static bool fine(Bytes reserved, Bytes limit, bool stitches, bool one_stream) {
+    return !limit && stitches && one_stream && reserved >= kFinePool;
   }
 
   // The sizes sum to round_up(need, 2 MiB); largest first.

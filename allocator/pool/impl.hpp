@@ -72,6 +72,7 @@ struct Pool::Impl {
   PoolStats window_stats() const;
   Bytes allowance() const;  // bytes that may still be taken from the device
   Bytes most_granule(Bytes size) const;
+  bool fine_granules() const;
   bool near_limit() const;  // little is left of what the pool may hold
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;

@@ -78,6 +78,8 @@ class Joint {
     s->num_device_free += other_.num_device_free;
   }
 
+  std::int64_t num_ooms() const { return other_.num_ooms; }
+
   // Peaks begin anew. `window`: the pool's, after it has reset its own.
   void reset_peak(const PoolStats& window) {
     for (int i = 0; i < kArrays; i++)

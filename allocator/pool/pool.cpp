@@ -533,6 +533,7 @@ void Pool::Impl::restart_peaks() {
 void Pool::reset_accumulated_stats() {
   std::lock_guard lock(impl_->mutex);
   auto& s = impl_->stats;
+  s.num_ooms_before_reset += s.num_ooms + impl_->joint.num_ooms();
   impl_->counters.reset_accumulated();
   impl_->joint.reset_accumulated();
   for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})

@@ -5,17 +5,22 @@
 // what would be grown into early is missing later, in granules of the wrong sizes.
 //
 // Counted in blocks, not by a clock, so that the same calls get the same addresses: a block may cost kStitchUs on
-// average; what was spent beyond that is kept as a debt, and relief begins where it exceeds kDebtUs. One stitch counts for
-// kMostUs at most: it takes many in a row to tell a program that does not come to rest from the first steps of one whose
-// blocks are of gigabytes. Recorded training, sequences of varying length included, spends less than 1 µs a block.
-// Decision 0004.
+// average; what was spent beyond that is kept as a debt, and relief begins where it exceeds kDebtUs. What is asked is how
+// often a program stitches rather than what that takes, so a stitch of gigabytes counts in full up to kFullUs only: it
+// takes many in a row to tell a program that does not come to rest from the first steps of one whose blocks are large. And
+// finer granules are chosen to save memory, so a stitch of them counts as one of ordinary ones would. Recorded training,
+// sequences of varying length included, spends less than 1 µs a block. Decision 0004.
 #include <algorithm>
+#include <iterator>
 
+#include "pool/granule_sizes.hpp"
 #include "pool/impl.hpp"
 
 namespace dymem {
 
-constexpr double kStitchUs = 60, kMostUs = 1'000, kDebtUs = 60'000;  // a stitch of 1 GiB: some 2,000 to 4,000
+constexpr double kStitchUs = 60, kDebtUs = 60'000;       // a stitch of 1 GiB: some 2,000, of fine granules 4,000
+constexpr double kFullUs = 1'000, kBeyond = 0.5;         // so much in full, the rest to this share
+constexpr double kFine = double(GranuleSizes::kFinePoolGranule) / double(*std::rbegin(GranuleSizes::kLadder));
 constexpr double kRelief = 0.25;  // of the occupied peak
 
 double Pool::Impl::rearranged_us() const {
@@ -23,7 +28,8 @@ double Pool::Impl::rearranged_us() const {
 }
 
 void Pool::Impl::note_rearranged(double us) {
-  rearranged_us_then = rearranged_us() + std::min(us, kMostUs);
+  if (fine_granules()) us *= kFine;
+  rearranged_us_then = rearranged_us() + std::min(us, kFullUs) + kBeyond * std::max(0.0, us - kFullUs);
   rearranged_at = calls;
 }
 

@@ -81,7 +81,11 @@ BlockId Pool::Impl::try_grow(int arena, Bytes size, StreamIndex by, bool high, B
 }
 
 Bytes Pool::Impl::most_granule(Bytes size) const {
-  return GranuleSizes::most(size, space.reserved(), own_limit(), streams.single());
+  return GranuleSizes::most(size, space.reserved(), own_limit(), fine_granules());
+}
+
+bool Pool::Impl::fine_granules() const {
+  return GranuleSizes::fine(space.reserved(), config.limit, config.alias, streams.single());
 }
 
 BlockId Pool::Impl::try_grow_at(Home::Site site, int arena, Bytes size, StreamIndex by, bool high, Bytes up_to) {

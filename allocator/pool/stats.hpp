@@ -38,6 +38,7 @@ struct PoolStats {
   StatArray requested_bytes;           // what callers asked for
   std::int64_t num_alloc_retries = 0;  // mallocs that had to wait, trim or run callbacks at the limit
   std::int64_t num_ooms = 0;
+  std::int64_t num_ooms_before_reset = 0;  // of both sides, before their totals last began anew
   std::int64_t num_sync_all_streams = 0;
   std::int64_t num_device_alloc = 0;  // granules created
   std::int64_t num_device_free = 0;   // granules destroyed

@@ -174,6 +174,13 @@ for again in (False, True):
         assert p.ran_out and not p.facts.complete and len(p.facts.notes) == 1, p.facts.notes
         assert "memory ran out" in p.facts.notes[0] and "untagged" in p.facts.notes[0]
 assert not p.ran_out and p.facts.complete and not p.facts.notes
+for fails in (False, True):  # what a program does to its statistics says nothing of that
+    with p:
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        if fails:
+            caught()
+        step()
+    assert p.ran_out == fails and p.facts.complete != fails
 """)
 
 

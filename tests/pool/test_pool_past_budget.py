@@ -33,6 +33,11 @@ def past_budget(pool):
     return stats["reserved_bytes"]["all"]["current"] + 4 * MIB > peak * 1.003 + 8 * MIB
 
 
+def over_occupied(pool):
+    stats = pool.stats()
+    return stats["reserved_bytes"]["all"]["peak"] / stats["active_bytes"]["all"]["peak"]
+
+
 def reserved(pool):
     return pool.stats()["reserved_bytes"]["all"]["current"]
 
@@ -122,31 +127,54 @@ def test_blocks_of_gigabytes_among_small_ones_are_stitched_not_grown_for(seed, l
             live -= freed
         held.append((pool.malloc(size, 0), size))
         live += size
-    stats = pool.stats()
-    assert stats["reserved_bytes"]["all"]["peak"] <= 1.02 * stats["active_bytes"]["all"]["peak"]
-    assert pool.audit() == []
+    assert over_occupied(pool) <= 1.02 and pool.audit() == []
 
 
 def test_a_program_that_does_not_come_to_rest_is_still_relieved():
-    """Blocks of gigabytes and nothing else, hardly two alike: stitched some hundred times, then grown for, by a quarter."""
+    """Blocks of gigabytes and nothing else, hardly two alike: stitched some sixty times, then grown for, by a quarter."""
     rng = random.Random(3)
     pool = make_pool(Device(capacity=120 << 30, bytes=False))
     held, live, stitches = [], 0, []
-    for _ in range(3):
-        before = pool.stats()["num_stitches"]
-        for _ in range(500):
-            size = rng.randrange(256, 1536) * 2 * MIB
-            while held and live + size > 20 << 30:
-                block, freed = held.pop(rng.randrange(len(held)))
-                pool.free(block)
-                live -= freed
-            held.append((pool.malloc(size, 0), size))
-            live += size
-        stitches.append(pool.stats()["num_stitches"] - before)
-    stats = pool.stats()
-    ratio = stats["reserved_bytes"]["all"]["peak"] / stats["active_bytes"]["all"]["peak"]
-    assert 1.15 < ratio <= 1.26 and stitches[2] < 0.8 * stitches[0], (ratio, stitches)
+    for _ in range(500):
+        size = rng.randrange(2048, 8192) * MIB
+        while held and live + size > 100 << 30:
+            block, freed = held.pop(0)
+            pool.free(block)
+            live -= freed
+        held.append((pool.malloc(size, 0), size))
+        live += size
+        stitches.append(pool.stats()["num_stitches"])
+    assert 1.1 < over_occupied(pool) <= 1.26 and pool.audit() == []
+    assert stitches[-1] - stitches[249] < stitches[249] < 100, (stitches[249], stitches[-1])
+
+
+def six_sizes(seed, live_most, **options):
+    """900 blocks of six sizes up to 512 MiB, in no order."""
+    rng = random.Random(seed)
+    pool = make_pool(Device(capacity=64 << 30, bytes=False), **options)
+    sizes = [rng.randrange(1, 512) * MIB for _ in range(6)]
+    held, live = [], 0
+    for _ in range(900):
+        size = rng.choice(sizes)
+        while live + size > live_most:
+            block, freed = held.pop(rng.randrange(len(held)))
+            pool.free(block)
+            live -= freed
+        held.append((pool.malloc(size, 0), size))
+        live += size
     assert pool.audit() == []
+    return over_occupied(pool)
+
+
+@pytest.mark.parametrize("live_most", [10 << 30, 16 << 30], ids=["10 GiB", "16 GiB"])
+def test_a_few_large_sizes_in_no_order_are_stitched_not_grown_for(live_most):
+    """1.17 to 1.20 × on average where stitches of finer granules count for what they cost, 1.10 where all are of 32 MiB."""
+    assert sum(six_sizes(seed, live_most) for seed in range(6)) / 6 <= 1.06
+
+
+def test_pools_that_move_granules_do_not_make_finer_ones():
+    """Each one that is moved costs an unmapping too: 1.20 × instead of 1.11, since relief came sooner."""
+    assert sum(six_sizes(seed, 16 << 30, alias=False) for seed in range(6)) / 6 <= 1.14
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -160,8 +188,7 @@ def test_no_block_starts_in_a_sliver_behind_a_small_one(seed):
             at[block] = pool.malloc(amount, 0)
         elif kind == FREE:
             pool.free(at.pop(block))
-    stats = pool.stats()
-    assert stats["reserved_bytes"]["all"]["peak"] <= 1.15 * stats["active_bytes"]["all"]["peak"]
+    assert over_occupied(pool) <= 1.15
 
 
 @pytest.mark.parametrize("streams, granule", [(1, 16 * MIB), (2, 32 * MIB)], ids=["one stream", "two"])

@@ -132,10 +132,11 @@ def _stand_aside() -> None:
 
 
 def failed_requests() -> int:
-    """Of all pools so far, those that a program caught included."""
+    """Of all pools so far, those that a program caught included, and those from before it reset its statistics."""
     from dymem import _core
 
-    return sum(_core.abi.stats(device)["num_ooms"] for device in range(_core.abi.DEVICES_MAX) if _core.abi.made(device))
+    pools = [_core.abi.stats(device) for device in range(_core.abi.DEVICES_MAX) if _core.abi.made(device)]
+    return sum(stats["num_ooms"] + stats["num_ooms_before_reset"] for stats in pools)
 
 
 def _check_pools() -> None:
