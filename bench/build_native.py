@@ -89,7 +89,7 @@ def extension(name: str, with_torch: bool):
     elif torch:
         headers = str(torch / "include")
     else:
-        raise BuildError("pybind11 is not here: pip install pybind11")
+        raise BuildError(f"pybind11 is not installed here; run `{sys.executable} -m pip install pybind11`.")
     flags = ["-shared", "-fPIC", "-fvisibility=hidden", "-isystem", headers, "-isystem", sysconfig.get_paths()["include"]]
     if with_torch:
         if torch is None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from checks import check_targets
 from trainer import last_json
 
 from dymem.compare.figures import losses_compared
@@ -48,6 +49,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_targets(options.json)
     native, again, ours = (run_all(options.workloads, allocator, options.iterations)
                            for allocator in ("native", "native", "dymem"))
     rows, equal = {}, True

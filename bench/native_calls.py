@@ -18,10 +18,12 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import build_native  # noqa: E402
+import checks  # noqa: E402
+
+checks.require("numpy")
+import numpy as np  # noqa: E402
 
 ALLOC, FREE_REQUESTED = 0, 1  # dymem::TraceKind
 LARGE = 64 << 20
@@ -184,6 +186,8 @@ def find_trace(name: str) -> Path:
 def main() -> int:
     options = parse_arguments()
     native = options.driver == "cuda"
+    checks.check_targets(options.json)
+    checks.require(*["torch"] if native else [])
     try:
         build_native.import_dymem()
         paths = [find_trace(name) for name in options.trace or TRACES]
@@ -202,7 +206,6 @@ def main() -> int:
         rows.append(compare(module, path.name.removesuffix(".pickle.xz"), path, options, native))
         print(line(rows[-1]), flush=True)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"machine": machine(options.driver), "traces": rows}, indent=1) + "\n")
     broken = [sentence for row in rows for sentence in row["audit"]]
     for sentence in broken:

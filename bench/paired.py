@@ -19,7 +19,8 @@ import sys
 import time
 from pathlib import Path
 
-from train import ALLOCATORS, OTHER_END_GONE, Dymem, stop
+from checks import check_targets, stop
+from train import ALLOCATORS, OTHER_END_GONE, Dymem
 from trainer import Trainer
 
 from dymem._core import driver
@@ -194,6 +195,7 @@ def main() -> int:
     options = parse_arguments()
     if not driver.cuda_device_count():
         stop("there is no GPU here, and training needs one.")
+    check_targets(folder=options.out)
     end = time.monotonic() + options.budget_seconds
     well = True
     for position, workload in enumerate(options.workloads):

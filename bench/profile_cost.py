@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -33,8 +32,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+from checks import check_targets, require, stop
 
 
 def models(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
@@ -215,12 +213,12 @@ def main() -> int:
     parser.add_argument("--automatic", action="store_true", help="under mobility:auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_targets(options.json)
+    require("torch")
     import torch
 
-    if options.device == "cuda":
-        if not torch.cuda.is_available():
-            print("profile_cost: torch sees no GPU here", file=sys.stderr)
-            return 2
+    if options.device == "cuda" and not torch.cuda.is_available():
+        stop("torch sees no GPU here")
     if options.automatic:
         return automatically(options)
     if options.device == "cuda":
@@ -230,6 +228,7 @@ def main() -> int:
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     torch.manual_seed(0)
     results = {}
+    check_only(options.only, models(options.device))
     for name, build in models(options.device).items():
         if options.only in (None, name):
             results[name] = measure(build(), options.pairs, options.device == "cpu", synchronize)
@@ -240,6 +239,11 @@ def main() -> int:
     return 0
 
 
+def check_only(name: str | None, known: dict[str, object]) -> None:
+    if name is not None and name not in known:
+        stop(f"there is no program '{name}' here; there are {', '.join(known)}.")
+
+
 def automatically(options: argparse.Namespace) -> int:
     """One model a process, since only one iteration of a process is looked for."""
     import dymem
@@ -248,6 +252,7 @@ def automatically(options: argparse.Namespace) -> int:
     torch.manual_seed(0)
     dymem.install(mobility="auto", **({} if options.device == "cuda" else {"driver": "emulated"}))
     programs = pooled(options.device)
+    check_only(options.only, programs)
     if options.only is None:
         results = {}
         for name in programs:

@@ -24,14 +24,14 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from train import build_step, find_workload, prepare_environment, stop, with_trace
+from checks import check_targets, require, stop
+from train import build_step, find_workload, prepare_environment, with_trace
 
 from dymem.errors import DymemError, TraceError
 from dymem.mobility import RULES, Facts, Profile, classes
 from dymem.mobility.tagging import carried, shares, stamped, tagged
 from dymem.rivals import ALLOCATORS, exhausted
 from dymem.rivals.history import History
-from dymem.writing import check_folder
 
 WARM = 2  # iterations before the first that is profiled: libraries choose their algorithms, optimizers make their state
 
@@ -105,17 +105,16 @@ def main() -> int:
         prepare_environment(allocator, 0, arguments.conf)
     except DymemError as error:
         stop(str(error))
-    try:
-        import torch
-    except ModuleNotFoundError:
-        stop("torch is not installed here; training needs it")
+    require("torch")
+    import torch
+
     workload = find_workload(arguments.workload)
     if not torch.cuda.is_available():
         stop("torch sees no GPU here")
     from dymem import _core
 
+    check_targets(folder=arguments.out)
     try:
-        check_folder(arguments.out, "--out")  # not after the training
         allocator.install(None)
     except DymemError as error:
         stop(str(error))

@@ -21,7 +21,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent / "python")]
+
+from checks import check_targets  # noqa: E402
 
 from dymem.config import Config  # noqa: E402
 from dymem.errors import ConfigError, TraceError  # noqa: E402
@@ -174,6 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     config = dict(item.strip().split(":", 1) for item in options.conf.split(",") if item.strip())
     if options.lengths < 2 or options.steps < 1:
         parser.error("--lengths must be at least 2 and --steps at least 1")
+    check_targets(options.json)
     found = []
     for name in options.names:
         path = Path(name) if Path(name).exists() else RECORDINGS / f"{name}.dymem.xz"

@@ -20,6 +20,8 @@ import sys
 import time
 from pathlib import Path
 
+from checks import check_targets, stop
+
 from dymem import __version__, _core
 
 MIB = 1 << 20
@@ -43,13 +45,13 @@ class Cuda:
         try:
             self.lib = ctypes.CDLL("libcuda.so.1")
         except OSError:
-            sys.exit("slab_sharing: there is no libcuda.so.1; run this where a GPU is.")
+            stop("there is no libcuda.so.1; run this where a GPU is.")
         context, device = ctypes.c_void_p(), ctypes.c_int()
         for call in (lambda: self.lib.cuInit(0), lambda: self.lib.cuDeviceGet(ctypes.byref(device), 0),
                      lambda: self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
                      lambda: self.lib.cuCtxSetCurrent(context)):
             if code := call():
-                sys.exit(f"slab_sharing: the driver cannot be used here: error {code}.")
+                stop(f"the driver cannot be used here: error {code}.")
 
     def ipc_handle(self, address: int) -> tuple[int, bytes]:
         handle = IpcHandle()
@@ -144,6 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         return child(options.child[0], int(options.child[1]))
+    check_targets(options.json)
     cuda = Cuda()
     report = {"kind": "slab_sharing", "commit": os.environ.get("DYMEM_COMMIT", ""), "dymem": __version__,
               "size_mib": options.size_mib, **{backing: examine(cuda, backing, options.size_mib * MIB)

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from train import stop
+from checks import check_targets, require, stop
 
 GIB = 1 << 30
 LINK_ROUNDS, LINK_BYTES = 5, GIB
@@ -154,10 +154,12 @@ def main() -> int:
     parser.add_argument("--driver", choices=("cuda", "emulated"), default="cuda")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_targets(options.json)
     from dymem._core import driver
 
     if options.driver == "cuda" and not driver.cuda_device_count():
         stop("there is no GPU here; --driver emulated tries all but the copies' speed without one.")
+    require(*["torch"] if options.driver == "cuda" else [])
     began = time.perf_counter()
     sizes = weight_sizes(int(options.gib * GIB))
     host = Card() if options.driver == "cuda" else Emulated(int(options.gib * 2 * GIB) + GIB)
@@ -218,7 +220,6 @@ def main() -> int:
     result["worst_of_link_warm"] = min(warm, default=None)
     result["seconds"] = time.perf_counter() - began
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     said = result["worst_of_link_warm"]
     print(f"worst warm sleep or wake: {f'{said:.0%} of the link' if said else 'not measured'}; "

@@ -22,6 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import build_native  # noqa: E402
+import checks  # noqa: E402
 
 # What may grow, by which factor, plus how much.
 ALLOWED = {"malloc_ns_median": (1.25, 20), "free_ns_median": (1.25, 20), "rss_bytes": (1.05, 8 << 20),
@@ -60,6 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
+    checks.check_targets(options.json)
     try:
         program = build_native.program("soak")
     except build_native.BuildError as error:
@@ -81,7 +83,6 @@ def main() -> int:
     print(f"  over the whole run: reserved {reserved / 2**20:,.0f} MiB, occupied {occupied / 2**20:,.0f} MiB, overhead "
           f"{reserved / occupied - 1:.2%}")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         report = {"driver": options.driver, "scale": options.scale, "seed": options.seed, "windows": windows, "end": end,
                   "growth": flat, "overhead": reserved / occupied - 1, "commit": os.environ.get("DYMEM_COMMIT", "")}
         options.json.write_text(json.dumps(report, indent=1) + "\n")

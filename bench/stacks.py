@@ -4,10 +4,13 @@
     python bench/stacks.py trainer_llama generate_dynamic --pairs 3 --steps 60
     python bench/stacks.py ddp --control                                      what the ratio is where nothing differs
 
+    python bench/stacks.py amp --cpu                                          what dymem's Python costs, without a GPU
+
 The scripts are those of tests/gpu/stacks, in their larger size, unchanged under `dymem run`. As in paired.py, the ratio
 of a pair is (sum of its warm steps under dymem) / (the same under PyTorch), the figure is the median over pairs, with a
 bootstrap 95 % upper bound. The budget is shared out evenly; what a stack leaves goes to those after it. The JSON file is
-written after every pair. Exit 0: everything ran; 1: a run failed; with --bound, also where an upper bound is above it.
+written after every pair. Exit 0: everything ran; 1: a run failed; with --bound, also where an upper bound is above it;
+2: nothing can run here, and no file is written.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python")]
+
+from checks import check_targets, require, stop  # noqa: E402
 
 from dymem.compare.figures import Pair, median, ratio_figures  # noqa: E402
 from dymem.compare.turns import Turns  # noqa: E402
@@ -123,6 +128,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget-seconds", type=float, default=540.0, help="for all together")
     parser.add_argument("--bound", type=float, help="exit 1 where an upper bound is above it, for example 1.01")
     parser.add_argument("--control", action="store_true", help="PyTorch's allocator against itself: what chance alone gives")
+    parser.add_argument("--cpu", action="store_true", help="where there is no GPU: both sides compute on the CPU, so the "
+                        "ratios tell what dymem's Python costs, no more")
     parser.add_argument("--json", type=Path, default=Path("stacks.json"))
     options = parser.parse_args(argv)
     options.sides = CONTROL if options.control else SIDES
@@ -136,11 +143,12 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     options = parse_arguments()
+    check_targets(options.json)
+    require("torch")
     end = time.monotonic() + options.budget_seconds
     gpus = catalogue.gpu_count()
-    if not gpus:
-        print("There is no GPU here: both sides compute on the CPU, so the ratios tell what dymem's Python costs, no more.",
-              file=sys.stderr)
+    if not gpus and not options.cpu:
+        stop("there is no GPU here; --cpu lets both sides compute on the CPU, which tells what dymem's Python costs, no more.")
     rows: list[dict] = []
     wanted = []
     for name in options.stacks or catalogue.STACKS:
@@ -148,6 +156,8 @@ def main() -> int:
             print(f"{name:<24} left out: it {reason}", flush=True)
         else:
             wanted.append(name)
+    if not wanted:
+        stop("none of these stacks can run here; install what they need.")
 
     def save(row: dict) -> None:
         done = rows + [row]

@@ -18,7 +18,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from train import ALLOCATORS, build_step, find_workload, install, prepare_environment, stop
+from checks import check_targets, require, stop
+from train import ALLOCATORS, build_step, find_workload, install, prepare_environment
 
 
 def union_ms(intervals: list[tuple[float, float]]) -> float:
@@ -79,6 +80,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.warm < 0:
         parser.error("--steps must be 1 or more, --warm 0 or more")
+    check_targets(arguments.json, arguments.trace)
+    require("torch")
     allocator = ALLOCATORS[arguments.allocator]
     prepare_environment(allocator, conf=arguments.conf)
     import torch

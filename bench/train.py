@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Callable
 
-if importlib.util.find_spec("dymem") is None:  # a checkout that was built in place
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from checks import check_targets, require, stop  # noqa: E402
 
 from dymem.compare.figures import median  # noqa: E402
 from dymem.errors import DymemError  # noqa: E402
@@ -64,11 +64,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if not arguments.workload and not (arguments.list or arguments.list_all):
         parser.error("name a workload; --list-all shows them")
     return arguments
-
-
-def stop(sentence: str) -> None:
-    print(f"{Path(sys.argv[0]).stem}: {sentence}", file=sys.stderr)
-    sys.exit(2)
 
 
 def missing_packages(needs: tuple[str, ...]) -> list[str]:
@@ -239,9 +234,8 @@ def with_trace(conf: str) -> str:
 
 def main() -> int:
     arguments = parse_arguments()
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    if importlib.util.find_spec("torch") is None:
-        stop("torch is not installed here; training needs it")
+    check_targets(arguments.json, arguments.history)
+    require("torch")
     allocator = ALLOCATORS[arguments.allocator]
     if arguments.history and isinstance(allocator, Dymem):
         arguments.conf = with_trace(arguments.conf if arguments.conf is not None else os.environ.get("DYMEM_CONF", ""))

@@ -1,6 +1,6 @@
 """What grouping by mobility is worth: all recordings, every placement in one slab, and granules with and without classes.
 
-    python bench/placement/ablation.py --json placement.json --pictures placement/     a minute
+    python bench/placement/ablation.py --json placement.json --pictures placement/     ten seconds
     python bench/placement/ablation.py run.dymem another.pickle.xz --mistaken 0.2
     python bench/placement/ablation.py --facts bench/placement/recordings/unet_b16.facts.json.xz
 

@@ -17,19 +17,17 @@ from dymem.errors import InvalidArgument
 
 def shown(path: Path) -> str:
     """A path for a sentence."""
-    return os.fsencode(path).decode("utf-8", "replace")
+    try:
+        return os.fsencode(path).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # text that no name of a file can be made of
+        return str(path).encode("utf-8", "replace").decode()
 
 
 def check_writable(path: Path | None) -> None:
     """Can a file be written there? Tried, since permissions alone do not tell; nothing is left behind or changed."""
     if path is None:
         return
-    folder = path.absolute().parent  # os.path: unlike Path, it also answers for names that no file can have
-    if os.path.isdir(path):
-        raise InvalidArgument(f"{shown(path)} is a folder; name a file in it.")
-    if not os.path.isdir(folder):
-        raise InvalidArgument(f"{shown(path)} cannot be written: there is no folder {shown(folder)}; name a file in a folder "
-                              "that exists.")
+    _check_place(path)
     try:
         if os.path.isfile(path):
             open(path, "ab").close()
@@ -41,6 +39,16 @@ def check_writable(path: Path | None) -> None:
             os.unlink(path)
     except (OSError, ValueError) as error:
         raise InvalidArgument(_refusal(path, error)) from None
+
+
+def _check_place(path: Path) -> None:
+    """By os.path: unlike Path, it also answers for names that no file can have."""
+    folder = path.absolute().parent
+    if os.path.isdir(path):
+        raise InvalidArgument(f"{shown(path)} is a folder; name a file in it.")
+    if not os.path.isdir(folder):
+        raise InvalidArgument(f"{shown(path)} cannot be written: there is no folder {shown(folder)}; name a file in a folder "
+                              "that exists.")
 
 
 def check_apart(written: Sequence[Path | None], read: Sequence[Path] = ()) -> None:
@@ -79,6 +87,7 @@ def check_folder(path: Path | None, option: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Beside the target, then renamed; nothing is left of it if it cannot be written."""
+    _check_place(path)
     folder = path.absolute().parent
     try:
         if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not os.access(folder, os.W_OK)):
@@ -95,4 +104,5 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    return f"{shown(path)} cannot be written: {getattr(error, 'strerror', None) or error}."
+    reason = "no file can have that name" if isinstance(error, ValueError) else getattr(error, "strerror", None) or error
+    return f"{shown(path)} cannot be written: {reason}."

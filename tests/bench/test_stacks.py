@@ -50,8 +50,9 @@ def bench(root, monkeypatch, tmp_path):
     def run(*habits, more=()):
         monkeypatch.setattr(stacks.catalogue, "STACKS", {habit: Scripted(tmp_path / "script.py", habit) for habit in habits})
         monkeypatch.setattr(stacks.catalogue, "gpu_count", lambda: 0)
+        monkeypatch.setattr(stacks, "require", lambda *packages: None)  # these scripts need no torch
         target = tmp_path / "out.json"
-        monkeypatch.setattr(sys, "argv", ["stacks.py", "--steps", "6", "--warm-from", "2", "--budget-seconds", "60",
+        monkeypatch.setattr(sys, "argv", ["stacks.py", "--steps", "6", "--warm-from", "2", "--budget-seconds", "60", "--cpu",
                                           "--json", str(target), *more])
         code = stacks.main()
         return code, {row["stack"]: row for row in json.loads(target.read_text())["stacks"]}

@@ -218,3 +218,9 @@ def test_run_without_torch_is_one_sentence(python, tmp_path):
                  "sys.argv = ['dymem', 'run', 'script.py']\n"
                  "from dymem.__main__ import main; main()")
     assert run.returncode == 2 and "torch is not installed" in run.stderr and run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["", "nonsense"])
+def test_a_name_that_is_none_is_quoted(dymem_command, name):
+    run = dymem_command("compare", "--recordings", "--only", name)
+    assert run.returncode == 2 and run.stderr.startswith(f"dymem: there is no '{name}'; there are bert_varlen, "), run.stderr

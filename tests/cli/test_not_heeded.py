@@ -1,5 +1,5 @@
 """Nothing that a user said is passed over in silence: DYMEM_CONF is heeded by whatever replays, and options that mean
-nothing on this machine, or for this input, are named in one line."""
+nothing on this machine, or for this input, are refused in one line."""
 
 import json
 
@@ -64,9 +64,9 @@ def test_plot_compare_and_stress_heed_it_too(dymem_command, tmp_path, trace):
 @pytest.mark.parametrize("arguments, words", [
     (["--seconds", "60"], "--seconds means nothing here"),
     (["--repeats", "2", "--iterations", "5", "--shapes", "0"], "--repeats and --iterations and --shapes mean nothing here")])
-def test_compare_of_recordings_says_what_it_does_not_do(dymem_command, arguments, words):
+def test_compare_of_recordings_refuses_what_it_does_not_do(dymem_command, arguments, words):
     run = dymem_command("compare", "--recordings", "--only", "kmeans", *arguments)
-    assert run.returncode == 0 and words in run.stderr and run.stderr.count("\n") == 1, run.stderr
+    assert run.returncode == 2 and words in run.stderr and run.stderr.count("\n") == 1 and not run.stdout, run.stderr
 
 
 def test_stress_without_a_gpu_has_no_budget(dymem_command):
@@ -74,13 +74,20 @@ def test_stress_without_a_gpu_has_no_budget(dymem_command):
         pytest.skip("a GPU is here")
     run = dymem_command("stress", "comb", "--scale", "256MiB", "--setting", "vmm", "--precision", "0.5", "--budget-seconds",
                         "10")
-    assert run.returncode == 0 and "--budget-seconds is for a GPU" in run.stderr
+    assert run.returncode == 2 and "--budget-seconds is for a GPU" in run.stderr and not run.stdout
+
+
+def test_a_list_of_patterns_is_written_nowhere(dymem_command, tmp_path):
+    run = dymem_command("stress", "--list", "--json", "out.json")
+    assert run.returncode == 2 and "leave --json and --picture out" in run.stderr and not list(tmp_path.iterdir())
 
 
 def test_plot_without_a_replay_has_no_limit(dymem_command, trace):
     pytest.importorskip("matplotlib")
-    run = dymem_command("plot", trace, "--limit", "1GiB")
-    assert run.returncode == 0 and "--limit and --lag are for replays" in run.stderr
+    for more in (["--limit", "1GiB"], ["--lag", "3"], ["--limit", "1GiB", "--allocators", "recorded"]):
+        run = dymem_command("plot", trace, "--out", "x.png", *more)
+        assert run.returncode == 2 and "--limit and --lag are for replays" in run.stderr and run.stderr.count("\n") == 1
+        assert not (trace.parent / "x.png").exists()
     assert dymem_command("plot", trace, "--limit", "1GiB", "--replay").stderr == ""
 
 
@@ -94,4 +101,5 @@ def test_the_help_says_what_needs_a_gpu_or_a_checkout(dymem_command):
     help_ = {name: " ".join(dymem_command(*name.split(), "--help").stdout.replace("│", " ").split())
              for name in ("", "replay", "compare")}
     assert "Only training needs a GPU" in help_[""] and "needs no GPU" in help_["replay"]
+    assert "as DYMEM_CONF says, but for its mobility" in help_["replay"]
     assert "which are in bench/ of a checkout" in help_["compare"] and "without a GPU, recordings of it" in help_["compare"]

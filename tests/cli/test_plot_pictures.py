@@ -1,5 +1,6 @@
 """What pictures show: pixels, columns, bins and rows of traces whose every figure is known."""
 
+import dataclasses
 import time
 
 import pytest
@@ -46,6 +47,42 @@ def test_pixels_are_blocks_idle_memory_and_nothing(tmp_path):
         [i, i, b, b, b, b, b],
         [n, n, n, n, n, n, i],
     ]
+
+
+def test_a_block_thinner_than_a_row_has_one(tmp_path):
+    """Where memory is free else: within it, at its top, beside a large one; pending, too. Of several pieces no more than one."""
+    history = History()
+    history.mark = "0:F"
+    history.add("segment_alloc", 0, 100 * MIB).alloc(0, 20 * MIB)
+    history.mark = "0:B"
+    history.alloc(43 * MIB, 512).add("free_requested", 43 * MIB, 512).alloc(100 * MIB - 512, 512).alloc(20 * MIB, 512)
+    history.add("free_completed", 43 * MIB, 512).alloc(20 * MIB + 512, 12 * MIB)
+    f, b, i, p = colours.FIRST, colours.FIRST + 1, colours.IDLE, colours.PENDING
+    assert pixels(layout_from(tmp_path, history), 10)[:, 2:].T.tolist() == [
+        [f, f, i, i, b, i, i, i, i, i], [f, f, i, i, p, i, i, i, i, i], [f, f, i, i, p, i, i, i, i, b],
+        [f, f, b, i, p, i, i, i, i, b], [f, f, b, i, i, i, i, i, i, b], [f, f, b, i, i, i, i, i, i, b]]
+    history.alloc(56 * MIB, 9 * MIB).alloc(65 * MIB, 512).alloc(66 * MIB, 9 * MIB)
+    assert pixels(layout_from(tmp_path, history), 10)[:, -1].tolist() == [f, f, b, i, i, i, b, b, i, b]
+    layout = layout_from(tmp_path, History().alloc(0, MIB))
+    pieces = {"piece_low": np.array([0, 30, 70]), "piece_high": np.array([1, 32, 71]), "piece_block": np.array([0, 0, 0]),
+              "extent_low": np.array([], int), "extent_high": np.array([], int), "extent_born": np.array([], int),
+              "extent_ended": np.array([], int)}
+    scattered = dataclasses.replace(layout, **pieces)
+    across = axis.make_axis(scattered, "event", 1, (0, 1))
+    picture = raster.rasterise(scattered, across, colours.classify(layout, "phase"), 10, 100)
+    assert np.flatnonzero(picture[:, 0] != colours.NOTHING).tolist() == [3]
+
+
+@pytest.mark.parametrize("several", [1, 2, 24])
+def test_no_pixel_is_lost_when_a_panel_is_drawn(tmp_path, several):
+    """On a page, too: else a block of one row would be seen in one panel, and not in the next."""
+    figure = address_picture([layout_from(tmp_path, steps())] * several, title="t")
+    figure.set_dpi(120)
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        rows, columns, _ = panel.images[0].get_array().shape
+        drawn = panel.images[0].get_window_extent()
+        assert drawn.height >= rows and drawn.width >= columns, (drawn, rows, columns)
 
 
 def test_a_column_shows_the_fullest_instant_of_its_span(tmp_path):

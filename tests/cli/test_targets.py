@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from dymem.errors import InvalidArgument
+from dymem.errors import InvalidArgument, TraceError
+from dymem.trace import load
 from dymem.writing import check_apart, check_folder, check_writable, write_bytes
 from snapshots import snapshot, steps, write
 
@@ -41,10 +42,18 @@ def test_a_folder_is_made_and_left_empty(tmp_path):
 
 
 @pytest.mark.parametrize("name, words", [("/proc/x.json", "cannot be written"), ("nowhere/x.json", "there is no folder"),
-                                         ("x" * 300, "too long"), ("null\0byte", "null")])
+                                         ("x" * 300, "too long"), ("null\0byte", "no file can have that name"),
+                                         ("half\ud800", "no file can have that name")])
 def test_what_permissions_do_not_tell(tmp_path, name, words):
-    """Not even root makes a file there."""
+    """Not even root makes a file there; writing says what asking said."""
     assert words in refusal(check_writable, tmp_path / name)
+    assert words in refusal(write_bytes, tmp_path / name, b"data") and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["null\0byte", "half\ud800"])
+def test_a_trace_of_a_name_that_no_file_can_have(name):
+    with pytest.raises(TraceError, match="no file can have that name"):
+        load(name)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="no /proc")

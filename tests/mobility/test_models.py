@@ -384,10 +384,50 @@ def test_profile_whose_thread_is_over_ends_anywhere(adapter, recwarn):
     assert on_another_thread(profile.__enter__) == [profile] and adapter.op_log.running()
     refused_elsewhere(profile)
     assert not adapter.op_log.running()
+    with pytest.raises(InvalidArgument, match="no facts yet"):
+        profile.facts
     assert on_another_thread(profile.__enter__) == [profile] and adapter.op_log.running()
     del profile
     assert not adapter.op_log.running() and not recwarn.list
     assert profile_iteration(torch.ones, 4, host=True)[1].complete and profiler_of_pytorch_begins()
+
+
+def test_profile_whose_thread_is_over_ends_though_its_ident_is_anothers(adapter):
+    """Idents are used again, at once and by whatever thread comes next."""
+    profile, idents, wait = Profile(host=True), [], threading.Event()
+    on_another_thread(lambda: (profile.__enter__(), idents.append(threading.get_ident())))
+    others = []
+    while len(others) < 50 and idents[0] not in [other.ident for other in others]:
+        others.append(threading.Thread(target=wait.wait))
+        others[-1].start()
+    try:
+        refused_elsewhere(profile)
+        assert not adapter.op_log.running()
+        if idents[0] not in [other.ident for other in others]:
+            pytest.skip("no thread got the ident")
+    finally:
+        wait.set()
+        for other in others:
+            other.join()
+
+
+def test_exception_whose_class_cannot_be_named(adapter):
+    """Asking it may raise, and what the iteration raised is what is told."""
+    class Unnamed(type):
+        @property
+        def __name__(cls):
+            raise RuntimeError("no name")
+
+    class Odd(Exception, metaclass=Unnamed):
+        pass
+
+    profile = Profile(host=True)
+    with pytest.raises(Odd), profile:
+        raise Odd
+    assert not profile.facts.complete and "ended in Odd" in profile.facts.notes[0]
+    profile.__enter__()
+    profile.__exit__("by hand", None, None)
+    assert not profile.facts.complete and "ended in exception" in profile.facts.notes[0]
 
 
 def test_profile_that_is_dropped_on_another_thread_says_what_stays(adapter):

@@ -1,6 +1,9 @@
 """What is concluded from an operator log, on logs written by hand."""
 
+import gzip
 import json
+import lzma
+import os
 
 import pytest
 
@@ -278,11 +281,21 @@ def test_facts_come_back_from_json(log, tmp_path):
     assert Facts.load(tmp_path / "facts.json") == facts
 
 
+@pytest.mark.parametrize("name, opened", [("x.json", open), ("x.json.xz", lzma.open), ("x.json.GZ", gzip.open)])
+def test_facts_are_compressed_as_the_name_says(log, tmp_path, name, opened):
+    facts = residual(log).facts()
+    facts.save(tmp_path / name)
+    with opened(tmp_path / name, "rb") as file:
+        assert json.loads(file.read())["version"] == 1
+    assert Facts.load(tmp_path / name) == facts and os.listdir(tmp_path) == [name]
+
+
 def test_facts_that_cannot_be_written_or_read(log, tmp_path):
-    with pytest.raises(InvalidArgument, match="cannot be written"):
+    with pytest.raises(InvalidArgument, match="cannot be written: there is no folder .*nowhere; name a file in a folder"):
         residual(log).facts().save(tmp_path / "nowhere" / "x.json")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n")
-    for name, words in (("missing", "there is no such file"), ("picture.png", "nor any other text"), (".", "a folder")):
+    for name, words in (("missing", "there is no such file"), ("picture.png", "nor any other text"), (".", "a folder"),
+                        ("a\0b", "no file can have that name"), ("\ud800", "no file can have that name")):
         with pytest.raises(TraceError, match=words) as raised:
             Facts.load(tmp_path / name)
         assert "Errno" not in str(raised.value) and "codec" not in str(raised.value)
@@ -299,6 +312,57 @@ def test_another_version_is_said_and_nothing_else():
     with pytest.raises(TraceError) as raised:
         Facts.from_json('{"version": 99}')
     assert str(raised.value) == "these facts are of version 99, and this dymem reads 1; record anew."
+
+
+@pytest.mark.parametrize("version, said", [(True, "True"), (1.0, "1.0"), ("1", "'1'"), (None, "None"), ([1] * 10**5, "[1, 1, "),
+                                           ("9" * 10**5, "'999")])
+def test_what_is_equal_to_the_version_is_not_the_version(log, version, said):
+    data = json.loads(residual(log).facts().to_json())
+    with pytest.raises(TraceError) as raised:
+        Facts.from_json(json.dumps(data | {"version": version}))
+    assert str(raised.value).startswith(f"these facts are of version {said}") and len(str(raised.value)) < 200
+
+
+BROKEN = [  # of one table, and what is said of it
+    (lambda t: None, "`T` is no table of fields and rows"), (lambda t: [], "`T` is no table of fields and rows"),
+    (lambda t: t | {"rows": None}, "`T` is no table of fields and rows"),
+    (lambda t: {"rows": t["rows"]}, "`T` is no table of fields and rows"),
+    (lambda t: t | {"rows": [*t["rows"][:2], t["rows"][2][:-1]]}, "row 2 of `T` has {less} values for {all} fields"),
+    (lambda t: t | {"rows": [t["rows"][0] + [3]]}, "row 0 of `T` has {more} values for {all} fields"),
+    (lambda t: t | {"rows": [t["rows"][0], None]}, "row 1 of `T` has None for {all} fields"),
+    (lambda t: t | {"fields": ["inex", *t["fields"][1:]]}, "`T` has a field 'inex', which no profile tells"),
+    (lambda t: t | {"fields": [["w" * 999], *t["fields"][1:]]}, "`T` has a field ['www"),
+    (lambda t: t | {"fields": t["fields"][1:]}, "`T` has no field `index`"),
+    (lambda t: t | {"fields": [t["fields"][1], *t["fields"][1:]]}, "`T` has its field `{second}` twice")]
+
+
+@pytest.mark.parametrize("table", ["nodes", "allocations", "older"])
+@pytest.mark.parametrize("broken, words", BROKEN)
+def test_a_table_that_is_none_is_told_in_words_of_the_project(log, table, broken, words):
+    data = json.loads(residual(log).facts().to_json())
+    fields = data[table]["fields"]
+    words = words.replace("T", table).format(all=len(fields), less=len(fields) - 1, more=len(fields) + 1, second=fields[1])
+    with pytest.raises(TraceError) as raised:
+        Facts.from_json(json.dumps(data | {table: broken(data[table])}))
+    said = str(raised.value)
+    assert said.startswith(words) and said.endswith("; these facts are damaged: record them anew.") and len(said) < 200
+
+
+@pytest.mark.parametrize("text, words", [
+    ("", "nor any other JSON"), ("[" * 100_000, "nor any other JSON"), ('{"version": 1', "nor any other JSON"),
+    ("1" * 5000, "facts"), ("[1]", "which have a version"), ("{}", "which have a version"), ('{"version": 1}', "it has no `nodes`")])
+def test_what_is_no_facts_is_told_without_pythons_words(text, words):
+    with pytest.raises(TraceError, match=words) as raised:
+        Facts.from_json(text)
+    assert "Error" not in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["nodes", "allocations", "older", "segments", "complete", "notes"])
+def test_what_is_left_out_is_named(log, name):
+    data = json.loads(residual(log).facts().to_json())
+    del data[name]
+    with pytest.raises(TraceError, match=f"^it has no `{name}`; these facts are damaged"):
+        Facts.from_json(json.dumps(data))
 
 
 def test_facts_of_host_memory_say_so(log):

@@ -84,8 +84,9 @@ def _replay(
 ) -> None:
     """Would my run have fitted? Replays recorded allocations through dymem's pool on an emulated device; needs no GPU.
 
-    What the options leave open is as DYMEM_CONF says. --json has, beside the table's figures, unusable_free: of what was
-    free when reserved came to its peak, the share that a request of 2^j bytes could not use ({"2^21": 0.03, ...}).
+    What the options leave open is as DYMEM_CONF says, but for its mobility, which is for programs that run. --json has,
+    beside the table's figures, unusable_free: of what was free when reserved came to its peak, the share that a request of
+    2^j bytes could not use ({"2^21": 0.03, ...}).
     """
     given = {"alias": alias, "wait": wait, "backing": backing, "grow_ratio": grow_ratio, "grow_slack": grow_slack}
     raise typer.Exit(replay.main(traces, limit=limit, lag_ms=lag, json_file=json, audit_every=audit, mobility=mobility,

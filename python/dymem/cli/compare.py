@@ -65,10 +65,11 @@ def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -
 
 
 def _idle(reason: str, *flags: object) -> None:
-    """Says which of the options, given as name, value, name, value …, were set and mean nothing here."""
+    """Refuses those of the options, given as name, value, name, value …, that were set and mean nothing here."""
     given = [str(name) for name, value in zip(flags[::2], flags[1::2]) if value is not None]
     if given:
-        complain(f"{' and '.join(given)} {'means' if len(given) == 1 else 'mean'} nothing here: {reason}.")
+        raise InvalidArgument(f"{' and '.join(given)} {'means' if len(given) == 1 else 'mean'} nothing here: {reason}; leave "
+                              f"{'it' if len(given) == 1 else 'them'} out.")
 
 
 # --- recordings

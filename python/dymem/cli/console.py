@@ -60,7 +60,7 @@ def chosen(known, wanted: list[str] | None, what: str = "") -> list[str]:
     """Those of `known` that are wanted, in the order of `known`; all if none is named. `what` one of them is called."""
     for name in wanted or []:
         if name not in known:
-            named = f"{what} '{name}'" if what else name
+            named = f"{what} '{name}'" if what else f"'{name}'"
             raise InvalidArgument(f"there is no {named}; there are {', '.join(known)}.")
     return [name for name in known if not wanted or name in wanted]
 

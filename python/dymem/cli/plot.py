@@ -34,6 +34,9 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     wanted = _allocators(allocators, replay)
     wanted_limit = parse_limit(limit)
     lag_ns(lag_ms)
+    for_replays = limit is not None or lag_ms != LAG_MS
+    if for_replays and wanted is not None and set(wanted) == {RECORDED}:
+        raise _nothing_replayed()  # before anything is read
     options = Options(colour, x, first, last)
     _check(options)
     target = out_file or Path(_default_name(traces))
@@ -63,8 +66,8 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
                 if len(layouts) > _PANELS_MAX:
                     raise InvalidArgument(f"more than {_PANELS_MAX} panels are no picture; name fewer traces or "
                                           "allocators.")
-    if not replayed and (limit is not None or lag_ms != LAG_MS):
-        complain("--limit and --lag are for replays, and nothing was replayed: add --allocators recorded,dymem.")
+    if not replayed and for_replays:
+        raise _nothing_replayed()
     if title is None:
         title = ", ".join(dict.fromkeys(_name(path) for path in traces))
     with warnings.catch_warnings():
@@ -77,6 +80,10 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
         complain(f"{layout.name}: drawn up to event {layout.stopped:,}, where the limit was not enough any more"
                  f" ({_held(layout)}); give more with --limit.")
     return 1 if stopped else 0
+
+
+def _nothing_replayed() -> InvalidArgument:
+    return InvalidArgument("--limit and --lag are for replays, and nothing is replayed here: add --allocators recorded,dymem.")
 
 
 def _held(layout) -> str:

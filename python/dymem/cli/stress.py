@@ -56,7 +56,7 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
 
     if listed:
         if json_file or picture:
-            complain("--list runs nothing, so nothing is written.")
+            raise InvalidArgument("--list runs nothing, so there is nothing to write; leave --json and --picture out.")
         show(_listing(PATTERNS.values()), markdown)
         return 0
     scale_bytes = parse_bytes(scale)
@@ -69,6 +69,9 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     asked = Asked(chosen(PATTERNS, patterns, "pattern"), scale_bytes, seed, precision, json_file, picture, markdown)
     wanted = {"emulated": chosen(SETTINGS, settings, "setting"), "cuda": chosen(ALLOCATORS, allocators, "allocator")}
     machine = _machine(driver, settings, allocators)
+    if budget_seconds is not None and machine != "cuda":
+        raise InvalidArgument("--budget-seconds is for a GPU: on the emulated driver every pattern is tried to its end; leave "
+                              "it out.")
     check_writable(json_file)
     check_writable(picture)
     check_apart([json_file, picture])
@@ -78,8 +81,6 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
         needs.require()
     if machine == "cuda":
         return _on_card(asked, wanted["cuda"], BUDGET_SECONDS if budget_seconds is None else budget_seconds)
-    if budget_seconds is not None:
-        complain("--budget-seconds is for a GPU: on the emulated driver every pattern is tried to its end.")
     return _emulated(asked, wanted["emulated"])
 
 

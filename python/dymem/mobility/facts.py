@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gzip
 import json
+import lzma
 import reprlib
 from pathlib import Path
 from typing import Callable, Mapping
 
 from dymem.errors import TraceError
 from dymem.trace import plain
-from dymem.writing import write_bytes
+from dymem.writing import shown, write_bytes
 
 PHASES = FORWARD, BACKWARD, OPTIMIZER = tuple("FBO")  # as a trace marks them
 # What an allocation holds. "result": made by a node for others, and not needed by backward.
@@ -109,21 +111,29 @@ class Facts:
         need not ask whether there is what they point to."""
         try:
             data = json.loads(text)
-            if data["version"] != VERSION:
-                raise TraceError(f"these facts are of version {data['version']}, and this dymem reads {VERSION}; record anew.")
-            facts = cls(_read(Node, data["nodes"]), _read(Allocation, data["allocations"]),
-                        _read(Allocation, data["older"]), data["segments"], data["complete"], data["notes"],
-                        host=data.get("host", False))
-        except TraceError:
-            raise
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise TraceError(f"it holds no facts of an iteration ({type(error).__name__}: {error}).") from None
+        except (ValueError, TypeError, RecursionError):
+            raise TraceError("it holds no facts of an iteration, nor any other JSON; record them anew.") from None
+        if type(data) is not dict or "version" not in data:
+            raise TraceError("it holds no facts of an iteration, which have a version; record them anew.")
+        if type(data["version"]) is not int or data["version"] != VERSION:  # True and 1.0 are equal to 1
+            raise TraceError(f"these facts are of version {reprlib.repr(data['version'])}, and this dymem reads {VERSION}; "
+                             "record anew.")
+        for name in ("nodes", "allocations", "older", "segments", "complete", "notes"):
+            if name not in data:
+                raise _damaged(f"it has no `{name}`")
+        facts = cls(_read(Node, data, "nodes"), _read(Allocation, data, "allocations"), _read(Allocation, data, "older"),
+                    data["segments"], data["complete"], data["notes"], host=data.get("host", False))
         _check(facts)
         return facts
 
     def save(self, path: str | Path) -> None:
-        """Whole or not at all; InvalidArgument if it cannot be written."""
-        write_bytes(Path(path), (self.to_json() + "\n").encode())
+        """Whole or not at all, compressed where the name ends in .xz or .gz; InvalidArgument if it cannot be written."""
+        data = (self.to_json() + "\n").encode()
+        if (suffix := Path(path).suffix.lower()) == ".xz":
+            data = lzma.compress(data)
+        elif suffix == ".gz":
+            data = gzip.compress(data, mtime=0)  # same facts, same bytes
+        write_bytes(Path(path), data)
 
     @classmethod
     def load(cls, path: str | Path) -> Facts:
@@ -131,9 +141,9 @@ class Facts:
         try:
             return cls.from_json(plain.read_bytes(Path(path)).decode())
         except UnicodeDecodeError:
-            raise TraceError(f"{path}: it holds no facts of an iteration, nor any other text.") from None
+            raise TraceError(f"{shown(Path(path))}: it holds no facts of an iteration, nor any other text.") from None
         except TraceError as error:
-            raise TraceError(f"{path}: {error}") from None
+            raise TraceError(f"{shown(Path(path))}: {error}") from None
 
 
 def _rows(kind: type, items: list) -> dict:
@@ -141,8 +151,29 @@ def _rows(kind: type, items: list) -> dict:
     return {"fields": names, "rows": [[getattr(item, name) for name in names] for item in items]}
 
 
-def _read(kind: type, table: dict) -> list:
-    return [kind(**dict(zip(table["fields"], row, strict=True))) for row in table["rows"]]
+def _read(kind: type, data: dict, table: str) -> list:
+    """Which values may stand in a row is asked later; here, whether it is a table at all, of the fields that there are."""
+    told = data[table]
+    if type(told) is not dict or type(told.get("fields")) is not list or type(told.get("rows")) is not list:
+        raise _damaged(f"`{table}` is no table of fields and rows")
+    fields, known = told["fields"], [field.name for field in dataclasses.fields(kind)]
+    for name in fields:
+        if name not in known:
+            raise _damaged(f"`{table}` has a field {reprlib.repr(name)}, which no profile tells")
+        if fields.count(name) > 1:
+            raise _damaged(f"`{table}` has its field `{name}` twice")
+    for name in known:
+        if name not in fields:
+            raise _damaged(f"`{table}` has no field `{name}`")
+    for i, row in enumerate(told["rows"]):
+        if type(row) is not list or len(row) != len(fields):
+            what = f"{len(row)} values" if type(row) is list else reprlib.repr(row)
+            raise _damaged(f"row {i} of `{table}` has {what} for {len(fields)} fields")
+    return [kind(**dict(zip(fields, row))) for row in told["rows"]]
+
+
+def _damaged(what: str) -> TraceError:
+    return TraceError(f"{what}; these facts are damaged: record them anew.")
 
 
 # --- values that were read
@@ -206,5 +237,4 @@ def _check(facts: Facts) -> None:
 def _check_fields(of: str, item: object, tests: Mapping[str, Test]) -> None:
     for name, test in tests.items():
         if not test(value := getattr(item, name)):
-            raise TraceError(f"{of} has {reprlib.repr(value)} as `{name}`, which no profile tells; these facts are "
-                             "damaged: record them anew.")
+            raise _damaged(f"{of} has {reprlib.repr(value)} as `{name}`, which no profile tells")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import warnings
+import weakref
 from typing import Callable, TypeVar
 
 from dymem.errors import InvalidArgument
@@ -32,10 +32,11 @@ class Profile:
             that begins within.
 
     An exception in the iteration passes through, and the facts are those up to it. Only one profile at a time in a
-    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host), where
-    it goes on until it is left there. One that is dropped without having been left ends then. But what a thread has for
-    PyTorch's profiler no other thread can take away: where a host one is dropped on another thread, a warning says that
-    the next profiler of PyTorch's raises on the one that entered it. A child that is forked within has no facts.
+    process: a second raises InvalidArgument, as does leaving one on another thread than it was entered on (host). It goes
+    on until it is left there; where that thread is over, leaving it raises too, but ends it, and it has no facts. One that
+    is dropped without having been left ends then. But what a thread has for PyTorch's profiler no other thread can take
+    away: where a host one is dropped on another thread, a warning says that the next profiler of PyTorch's raises on the
+    one that entered it. A child that is forked within has no facts.
 
     ran_out  whether a request for memory of a pool failed in the iteration, also where the program caught it: then the
              facts are incomplete, since other iterations do something else.
@@ -46,7 +47,7 @@ class Profile:
         self._log: dict | None = None
         self._facts: Facts | None = None
         self._process: int | None = None  # that profiles, while one does
-        self._thread = 0
+        self._thread: Callable[[], _Thread | None] = lambda: None  # that entered it, while there is one
         self._failures = 0  # requests that had failed before
         self.ran_out = False
 
@@ -59,7 +60,7 @@ class Profile:
         op_log.start(self.host)
         self._log = self._facts = None
         self._failures, self.ran_out = failures, False
-        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._process, self._thread = os.getpid(), weakref.ref(_this_thread())
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -74,7 +75,7 @@ class Profile:
         self._log = _op_log().stop() | {"host": self.host}
         self.ran_out = not self.host and failed_requests() != self._failures
         if raised[0] is not None:
-            self._log["raised"] = getattr(raised[0], "__name__", "exception")
+            self._log["raised"] = _name_of(raised[0])
 
     def __del__(self) -> None:
         if getattr(self, "_process", None) is not None and self._process == os.getpid():
@@ -87,7 +88,7 @@ class Profile:
 
     def _elsewhere(self) -> bool:
         """Whether this is another thread than it must end on; one that is over took what was to end there with it."""
-        return self.host and self._thread != threading.get_ident() and self._thread in sys._current_frames()
+        return self.host and self._thread() not in (None, _this_thread())
 
     @property
     def facts(self) -> Facts:
@@ -108,6 +109,24 @@ class Profile:
                                          "stay untagged. Profile one that has enough.")
             self._log = None
         return self._facts
+
+
+class _Thread:
+    """Stands for a thread and ends with it, also for one that threading did not start; idents are used again."""
+
+
+_threads = threading.local()
+
+
+def _this_thread() -> _Thread:
+    if not hasattr(_threads, "this"):
+        _threads.this = _Thread()
+    return _threads.this
+
+
+def _name_of(kind: object) -> str:
+    """Of an exception's class; asked past its metaclass, whose own __name__ may raise."""
+    return type.__dict__["__name__"].__get__(kind) if isinstance(kind, type) else "exception"
 
 
 def profile_iteration(step: Callable[..., Result], *arguments: object, host: bool = False) -> tuple[Result, Facts]:

@@ -20,7 +20,9 @@ from dymem.plotting.replayed import layout_for
 if TYPE_CHECKING:
     from dymem.trace import Recording
 
-COLUMNS, ROWS = 1800, 700  # pixels of a panel
+# Pixels of a panel's array: fewer than the panel has on paper from 120 dpi on. More would be thinned out when it is drawn,
+# and with them blocks of a single row, in one panel other ones than in the next.
+COLUMNS, ROWS, ROWS_OF_SEVERAL = 1600, 544, 384
 _DIP = 6                   # pixels: dips of the line of occupied bytes that are narrower are left out
 
 
@@ -69,7 +71,7 @@ def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str,
     for panel, layout, axis in zip(panels, layouts, shared_axes(layouts, kind, COLUMNS, first, last)):
         classes = colours.classify(layout, colour)
         of_name = shared_colours(classes, named)
-        _draw_panel(panel, layout, axis, classes, of_name, top)
+        _draw_panel(panel, layout, axis, classes, of_name, top, ROWS if len(layouts) == 1 else ROWS_OF_SEVERAL)
     panels[-1].set_xlabel(axes_of_time.LABELS[kind])
     legend(panels[0], named, pending=any((layout.ended > layout.freed).any() for layout in layouts), idle=True)
 
@@ -90,11 +92,11 @@ def shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]
 
 
 def _draw_panel(panel, layout: Layout, axis: axes_of_time.Axis, classes: colours.Classes, of_name: list[str],
-                top: int) -> None:
+                top: int, rows: int) -> None:
     import numpy as np
     from matplotlib.colors import to_rgb
 
-    picture = raster.rasterise(layout, axis, classes, ROWS, top)
+    picture = raster.rasterise(layout, axis, classes, rows, top)
     palette = np.array([to_rgb(c) for c in (colours.NOTHING_COLOUR, colours.IDLE_COLOUR, colours.PENDING_COLOUR,
                                             *of_name)])
     unit, name = unit_of(top)

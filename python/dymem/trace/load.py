@@ -55,12 +55,19 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
             raise TraceError("it is a pipe or a device, and a trace is read more than once; write it to a file first.")
         if _is_own(path):
             return [_own(path)]
-        traces = child.read_apart(Path(os.path.realpath(path)), layout)  # its stdin is not ours
+        traces = child.read_apart(_real(path), layout)  # its stdin is not ours
     except DymemError as error:
         raise TraceError(f"{path}: {error}") from None
     several = len(traces) > 1
     return [Recording(f"{name_of(path)}:{t.device}" if several else name_of(path), str(path), t.device, t.events,
                       t.ignored_frees, t.addresses, t.frames, t.frame_of) for t in traces]
+
+
+def _real(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a null, or half a pair of surrogates
+        raise TraceError("no file can have that name.") from None
 
 
 def _own(path: Path) -> Recording:

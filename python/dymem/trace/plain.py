@@ -37,7 +37,10 @@ class _Plain(pickle.Unpickler):
 
 def unpacking(path: Path):
     """The file unpacked, by what its first bytes say rather than by its name."""
-    file = open(path, "rb")
+    try:
+        file = open(path, "rb")
+    except ValueError:  # a null, or half a pair of surrogates
+        raise TraceError("no file can have that name.") from None
     head = file.peek(6)[:6]
     if head == b"\xfd7zXZ\x00":
         return lzma.open(file)
