@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,11 +24,14 @@ def stop(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
+def missing(packages: Iterable[str]) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
+
+
 def require(*packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:  # into the Python that runs this, which need not be the one of the `pip` on PATH
-        stop(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here; run `{sys.executable} -m pip "
-             f"install {' '.join(missing)}`.")
+    if absent := missing(packages):  # into the Python that runs this, which need not be the one of the `pip` on PATH
+        stop(f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed here; run `{sys.executable} -m pip "
+             f"install {' '.join(absent)}`.")
 
 
 def check_targets(*files: Path | None, folder: Path | None = None, option: str = "--out") -> None:

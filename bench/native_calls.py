@@ -187,7 +187,8 @@ def main() -> int:
     options = parse_arguments()
     native = options.driver == "cuda"
     checks.check_targets(options.json)
-    checks.require(*["torch"] if native else [])
+    if native:
+        checks.require("torch")
     try:
         build_native.import_dymem()
         paths = [find_trace(name) for name in options.trace or TRACES]

@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,8 @@ from pathlib import Path
 from typing import Callable
 
 from checks import check_targets, require, stop
+
+from dymem.compare.figures import Pair, bounds, pair_ratio
 
 
 def models(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
@@ -190,19 +191,18 @@ def measure_automatic(step: Callable[[int], float], pairs: int, synchronize: Cal
             seconds[kind].append(statistics.median([timed(i) for _ in range(5)][2:]))
             if kind == "looking":
                 _torch.searching.stop()
-    result = {"followed_after": len(first), "step_ms": median_ms(seconds["untagged"])}
-    for kind in order[1:]:
-        result[kind] = ratio_of([theirs / plain for theirs, plain in zip(seconds[kind], seconds["untagged"])])
-    plain = statistics.median(seconds["untagged"])
-    return {**result, "profiled_and_concluded_ms": round(1e3 * (first[-1] - plain), 1),  # what the last step cost more
-            "allocations": stats["allocations"], "tagged": stats["tagged"], "departures": stats["departures"]}
+    untagged = seconds.pop("untagged")
+    ratios = {kind: ratio_of([([plain], [theirs]) for plain, theirs in zip(untagged, each)]) for kind, each in seconds.items()}
+    more = first[-1] - statistics.median(untagged)  # what the last step before it was followed cost more
+    return {"followed_after": len(first), "step_ms": median_ms(untagged), **ratios,
+            "profiled_and_concluded_ms": round(1e3 * more, 1), "allocations": stats["allocations"],
+            "tagged": stats["tagged"], "departures": stats["departures"]}
 
 
-def ratio_of(rounds: list[float]) -> dict[str, object]:
-    """The median over rounds and its 95 % interval."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(rounds, k=len(rounds))) for _ in range(2000))
-    return {"ratio": round(statistics.median(rounds), 3), "interval": [round(medians[50], 3), round(medians[1949], 3)]}
+def ratio_of(rounds: list[Pair]) -> dict[str, object]:
+    """The median over rounds, a pair of one step each, and its 95 % interval."""
+    return {"ratio": round(statistics.median(map(pair_ratio, rounds)), 3),
+            "interval": [round(bound, 3) for bound in bounds(rounds, level=0.975)]}
 
 
 def main() -> int:
@@ -228,8 +228,9 @@ def main() -> int:
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     torch.manual_seed(0)
     results = {}
-    check_only(options.only, models(options.device))
-    for name, build in models(options.device).items():
+    programs = models(options.device)
+    check_only(options.only, programs)
+    for name, build in programs.items():
         if options.only in (None, name):
             results[name] = measure(build(), options.pairs, options.device == "cpu", synchronize)
             figures = results[name]

@@ -159,7 +159,8 @@ def main() -> int:
 
     if options.driver == "cuda" and not driver.cuda_device_count():
         stop("there is no GPU here; --driver emulated tries all but the copies' speed without one.")
-    require(*["torch"] if options.driver == "cuda" else [])
+    if options.driver == "cuda":
+        require("torch")
     began = time.perf_counter()
     sizes = weight_sizes(int(options.gib * GIB))
     host = Card() if options.driver == "cuda" else Emulated(int(options.gib * 2 * GIB) + GIB)

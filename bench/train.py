@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import importlib.util
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Callable
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from checks import check_targets, require, stop  # noqa: E402
+from checks import check_targets, missing, require, stop  # noqa: E402
 
 from dymem.compare.figures import median  # noqa: E402
 from dymem.errors import DymemError  # noqa: E402
@@ -64,10 +63,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     if not arguments.workload and not (arguments.list or arguments.list_all):
         parser.error("name a workload; --list-all shows them")
     return arguments
-
-
-def missing_packages(needs: tuple[str, ...]) -> list[str]:
-    return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
 def prepare_environment(allocator: Allocator, limit_bytes: int = 0, conf: str | None = None,
@@ -123,8 +118,8 @@ def find_workload(name: str):
 
     if name not in WORKLOADS:
         stop(f"there is no workload '{name}'; there are {', '.join(WORKLOADS)}")
-    if missing := missing_packages(WORKLOADS[name].needs):
-        stop(f"{name} needs {', '.join(missing)}: pip install {' '.join(missing)}")
+    if packages := missing(WORKLOADS[name].needs):
+        stop(f"{name} needs {', '.join(packages)}: pip install {' '.join(packages)}")
     return WORKLOADS[name]
 
 
@@ -247,7 +242,7 @@ def main() -> int:
 
     if arguments.list or arguments.list_all:
         names = WORKLOADS if arguments.list_all else SHOWN
-        print("\n".join(name for name in names if not missing_packages(WORKLOADS[name].needs)))
+        print("\n".join(name for name in names if not missing(WORKLOADS[name].needs)))
         return 0
     workload = find_workload(arguments.workload)
     import torch

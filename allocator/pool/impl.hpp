@@ -71,7 +71,7 @@ struct Pool::Impl {
   void restart_peaks();
   PoolStats window_stats() const;
   Bytes allowance() const;  // bytes that may still be taken from the device
-  Bytes most_granule(Bytes size) const;
+  Bytes most_granule(Bytes size) const;  // the largest that a request of `size` may make (granule_sizes.hpp)
   bool fine_granules() const;
   bool near_limit() const;  // little is left of what the pool may hold
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);

@@ -1,16 +1,8 @@
 """The benches' own arithmetic, on numbers whose answer is known, and the soak, short; none of it needs a card."""
 
-import importlib
 import json
 
 import pytest
-
-
-@pytest.fixture
-def bench(root, monkeypatch):
-    """Imports a module of bench/."""
-    monkeypatch.syspath_prepend(str(root / "bench"))
-    return importlib.import_module
 
 
 def run_of(seconds, losses=("0x1p0",), reserved=110, occupied=100, allocator="native"):

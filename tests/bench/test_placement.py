@@ -1,6 +1,5 @@
 """The ablation of placements: its arithmetic on figures whose answer is known, and all of it on one small recording."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -16,14 +15,6 @@ from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
 MIB = 1 << 20
 SMALL = traces_dir() / "resnet50_cifar_b100.pickle.xz"
-
-
-@pytest.fixture(scope="module")
-def bench(request):
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(request.config.rootpath / "bench" / "placement"))
-    yield importlib.import_module
-    patch.undo()
 
 
 def recording(events, name="run"):
@@ -54,8 +45,8 @@ def test_a_class_that_there_is_not_is_none(bench):
 
 
 @given(share=st.floats(0, 1), seed=st.integers(0, 9))
-def test_mistakes_go_by_size_and_leave_the_rest(share, seed):
-    rows = importlib.import_module("rows")
+def test_mistakes_go_by_size_and_leave_the_rest(bench, share, seed):
+    rows = bench("rows")
     events = trace(*((ALLOC, i, 512 * (i % 40), (MOVABLE, TEMPORARY)[i % 2], 0) for i in range(160)))
     classes = {}
     for (_, size, before), (_, same, after) in zip(rows.allocations(events), rows.allocations(rows.with_mistakes(events, share, seed))):

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import importlib
 import statistics
 
 import pytest
@@ -33,11 +32,8 @@ def folder(request):
 
 
 @pytest.fixture(scope="module")
-def rows(request):
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(request.config.rootpath / "bench" / "placement"))
-    yield importlib.import_module("rows")
-    patch.undo()
+def rows(bench):
+    return bench("rows")
 
 
 def names(root):

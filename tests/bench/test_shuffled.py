@@ -1,7 +1,6 @@
 """Lengths that come again in other orders (bench/shuffled.py): what is made up is what was recorded, but for the order."""
 
 import collections
-import importlib
 
 import pytest
 
@@ -10,11 +9,8 @@ from dymem.trace.snapshot import ALLOC, EVENT, FREE_REQUESTED
 
 
 @pytest.fixture(scope="module")
-def shuffled(request):
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(str(request.config.rootpath / "bench"))
-    yield importlib.import_module("shuffled")
-    patch.undo()
+def shuffled(bench):
+    return bench("shuffled")
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +67,11 @@ def test_what_cannot_be_taken_apart_is_said_in_one_line(shuffled, capsys, name, 
 
 
 def test_lengths_in_ever_other_orders_strand_little(shuffled):
-    """llama_accum as it trains: 2.7 % over its occupied peak after 25 steps where large pools have granules of 32 MiB."""
+    """llama_accum as it trains: 0.97 % over its occupied peak after 25 steps, 2.7 where large pools have granules of 32 MiB,
+    1.3 where no block starts in a sliver behind one of less than a quarter, however large."""
     (recording,) = load(shuffled.RECORDINGS / "llama_accum.dymem.xz")
     figures = shuffled.measure(recording, 4, 24, 1, {})
-    assert all(row["overhead"] <= 0.015 for row in figures["after_iterations"].values())
+    assert all(row["overhead"] <= 0.012 for row in figures["after_iterations"].values())
 
 
 def test_settings_are_heeded(shuffled, capsys):

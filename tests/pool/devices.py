@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dymem import _core
+from dymem.errors import OutOfMemory
 
 GIB = 1 << 30
 CODES = _core.driver.Code
@@ -35,3 +36,30 @@ class Device:
 
 def make_pool(device: Device, **options):
     return _core.pool.Pool(device.checked, **options)
+
+
+class Block:
+    def __init__(self, pool, address):
+        self.pool, self.address = pool, address
+
+    def __del__(self):
+        self.pool.free(self.address)
+
+
+class Machine:
+    """What dymem.stress.execute.run() asks of a device, over a pool: accounting only, so nothing is read or written."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+    def begin(self): ...
+    def wait(self): ...
+
+    def make(self, size, stream):
+        return Block(self.pool, self.pool.malloc(size, stream))
+
+    def results(self, count):
+        return [0] * count
+
+    def exhausted(self, error):
+        return isinstance(error, OutOfMemory)

@@ -4,42 +4,14 @@ A pool remembers the peak it once held; under a limit that must not make it grow
 """
 
 import pytest
-from devices import Device, make_pool
+from devices import Device, Machine, make_pool
 
-from dymem.errors import OutOfMemory
 from dymem.replaying import replay_recording
 from dymem.stress.execute import run
 from dymem.stress.patterns import PATTERNS
 from dymem.stress.program import program_of
 
 SCALE = 4 << 30
-
-
-class Block:
-    def __init__(self, pool, address):
-        self.pool, self.address = pool, address
-
-    def __del__(self):
-        self.pool.free(self.address)
-
-
-class Machine:
-    """execute.Device over a pool: accounting only, so nothing is read or written."""
-
-    def __init__(self, pool):
-        self.pool = pool
-
-    def begin(self): ...
-    def wait(self): ...
-
-    def make(self, size, stream):
-        return Block(self.pool, self.pool.malloc(size, stream))
-
-    def results(self, count):
-        return [0] * count
-
-    def exhausted(self, error):
-        return isinstance(error, OutOfMemory)
 
 
 @pytest.mark.parametrize("name, again", [("comb", 1.018), ("train_eval", 1.010), ("growing_batch", 1.009),

@@ -67,7 +67,7 @@ def _real(path: Path) -> Path:
     try:
         return Path(os.path.realpath(path))
     except ValueError:  # a null, or half a pair of surrogates
-        raise TraceError("no file can have that name.") from None
+        raise TraceError(plain.NO_NAME) from None
 
 
 def _own(path: Path) -> Recording:

@@ -24,6 +24,7 @@ UNPACKED_MAX = 8 << 30   # bytes of pickle; a snapshot of a million events with 
 _GROWTH = 64             # bytes of objects for one byte of pickle: an empty dict is one byte and 64 of memory
 _GROWTH_LEAST = 1 << 30
 _CHUNK = 16 << 20
+NO_NAME = "no file can have that name."
 _TOO_LARGE = "it unpacks to more than this machine's memory holds; record fewer events."
 
 
@@ -40,7 +41,7 @@ def unpacking(path: Path):
     try:
         file = open(path, "rb")
     except ValueError:  # a null, or half a pair of surrogates
-        raise TraceError("no file can have that name.") from None
+        raise TraceError(NO_NAME) from None
     head = file.peek(6)[:6]
     if head == b"\xfd7zXZ\x00":
         return lzma.open(file)
