@@ -5,6 +5,7 @@
     exits     the same, by an exit code, saying why   hangs     never answers
     sticky    keeps its memory: one limit a process   damages   hands blocks out that forget their bytes
     noisy     prints to stdout while it works         slow      takes its time
+    rounds    takes its limit rounded up to 32 MiB, as the driver's pools do
 """
 
 import os
@@ -13,12 +14,13 @@ import sys
 import time
 
 MIB = 1 << 20
+ROUND = 32 * MIB
 FATAL = 96 * MIB  # a size that comb asks for and checkerboard does not
 
 
 class FakeDevice:
     def __init__(self, habit):
-        self.habit, self.limit = habit, 0
+        self.habit, self.limit, self.peak = habit, 0, 0
         self.held, self.readings = {}, []
         self.share = {"wasteful": 1.3, "greedy": 100.0}.get(habit, 1.0)
 
@@ -26,6 +28,7 @@ class FakeDevice:
         def __init__(self, device, size):
             self.device, self.size, self.value = device, -(-size // 512) * 512, None
             device.held[id(self)] = self.size
+            device.peak = max(device.peak, sum(device.held.values()))
 
         def __del__(self):
             self.device.held.pop(id(self), None)
@@ -81,11 +84,13 @@ class FakeMachine:
         assert not self.device.held, "blocks outlived a run"
         afresh = not (self.started and self.device.habit == "sticky")
         self.started = True
-        self.device.limit = float("inf") if limit_bytes is None else limit_bytes
+        if self.device.habit == "rounds" and limit_bytes is not None:
+            limit_bytes = -(-limit_bytes // ROUND) * ROUND
+        self.device.limit, self.device.peak = float("inf") if limit_bytes is None else limit_bytes, 0
         return afresh
 
     def reserved_peak(self):
-        return None
+        return -(-self.device.peak // ROUND) * ROUND if self.device.habit == "rounds" else None
 
     def facts(self):
         return {"gpu": "a card of cardboard"}

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from machines import FakeDevice, MIB
+from machines import FakeDevice, MIB, ROUND
 
 from dymem.cli.stress_tables import card_stress_notes, card_stress_words, card_time_table
 from dymem.stress import PATTERNS, bisect
@@ -145,6 +145,14 @@ def test_each_allocator_gets_its_smallest_limit_and_its_times(start):
         assert cell.limit_bytes == int(job().occupied_peak_bytes * cell.ratio)
         assert 0 < cell.bare_seconds and 0 < cell.seconds and 0 < cell.near_seconds and cell.calls_per_second > 0
     assert start.started == ["fits", "wasteful", "greedy"], "one process each"
+
+
+def test_a_limit_that_an_allocator_rounds_up_is_not_what_it_needs(start):
+    cell = measure(start, ["rounds"])["comb"]["rounds"]
+    occupied = job().occupied_peak_bytes
+    assert occupied % ROUND, "else nothing is rounded"
+    assert cell.limit_bytes == occupied, "the limit that it was given would have sufficed for one that keeps it"
+    assert cell.held_bytes == -(-occupied // ROUND) * ROUND and cell.ratio == cell.held_bytes / occupied
 
 
 @pytest.mark.parametrize("habit, words", [("crasher", "killed by signal 11"), ("exits", "the allocator lost its mind")])

@@ -93,8 +93,9 @@ class Cell:
     status: str = "budget"      # done | roughly (time ran out: the ratio is an upper bound) | none (needs more than MOST)
                                 # | crashed | slow (no answer) | missing | budget (not begun)
     detail: str = ""
-    ratio: float | None = None  # smallest limit found / occupied peak
+    ratio: float | None = None  # memory that sufficed / occupied peak: the smallest limit found, or what was held under it
     limit_bytes: int | None = None
+    held_bytes: int | None = None           # most that was held under it: more where an allocator rounds its limit up
     reserved_peak_bytes: int | None = None  # without a limit, of the runs that were timed
     seconds: float | None = None            # without a limit
     first_seconds: float | None = None
@@ -157,31 +158,34 @@ class Bench:
 
         def timed(limit: int | None, touch: bool = True) -> tuple[float, float, int] | None:
             """Seconds of the first run and of the median of the others, calls of one; None if memory ran out."""
-            runs = self._run(cell, job, allocator, limit, RUNS, touch)
+            runs = self._run(cell, job, allocator, limit, RUNS, touch)["runs"]
             if runs[-1]["oom"]:
                 return None
             later = sorted(run["seconds"] for run in runs[1:])
             return runs[0]["seconds"], later[len(later) // 2], runs[0]["calls"]
 
-        def attempt(ratio: float) -> bool | None:
+        def attempt(ratio: float) -> int | None:
+            """Bytes that sufficed."""
             if self._clock() >= until:
                 raise StopIteration
-            return None if self._run(cell, job, allocator, int(occupied * ratio), 1)[-1]["oom"] else True
+            answer = self._run(cell, job, allocator, limit := int(occupied * ratio), 1)
+            return None if answer["runs"][-1]["oom"] else max(limit, answer["reserved_peak_bytes"] or 0)
 
         if free := timed(None):
             cell.first_seconds, cell.seconds, _ = free
-        ratio, _, exactly = bisect(attempt, (cell.reserved_peak_bytes or MOST * occupied) / occupied, self._precision)
-        if ratio is None:
+        found, sufficed, exactly = bisect(attempt, (cell.reserved_peak_bytes or MOST * occupied) / occupied, self._precision)
+        if found is None:
             cell.status = "none" if exactly else "budget"
             return
-        cell.ratio, cell.limit_bytes = ratio, int(occupied * ratio)
+        cell.limit_bytes, cell.held_bytes = int(occupied * found), sufficed
+        cell.ratio = max(found, sufficed / occupied)
         cell.status = "done" if exactly else "roughly"
-        if self._clock() < until and (near := timed(int(occupied * (ratio + A_BIT)))):
+        if self._clock() < until and (near := timed(int(occupied * (found + A_BIT)))):
             cell.near_first_seconds, cell.near_seconds, _ = near
         if self._clock() < until and (bare := timed(None, touch=False)):
             cell.bare_seconds, cell.calls_per_second = bare[1], bare[2] / bare[1]
 
-    def _run(self, cell: Cell, job: Job, allocator: str, limit: int | None, runs: int, touch: bool = True) -> list[dict]:
+    def _run(self, cell: Cell, job: Job, allocator: str, limit: int | None, runs: int, touch: bool = True) -> dict:
         question = {"pattern": job.pattern, "scale": job.scale_bytes, "seed": job.seed, "limit": limit, "runs": runs,
                     "touch": touch}
         answer = self._worker(allocator).ask(question)
@@ -194,7 +198,7 @@ class Bench:
         cell.damaged += sum(run["damaged"] for run in answer["runs"])
         if limit is None and touch and not answer["runs"][-1]["oom"]:
             cell.reserved_peak_bytes = answer["reserved_peak_bytes"]
-        return answer["runs"]
+        return answer
 
     def _worker(self, allocator: str) -> WorkerProcess:
         if allocator not in self._workers:
