@@ -61,6 +61,22 @@ def test_a_failure_under_one_allocator_is_told_and_ends_with_1(on_a_gpu, tmp_pat
     assert "failed" in said.out and "in a kernel" in said.err
 
 
+@pytest.mark.parametrize("caps", [None, [1.0, 1.5]])
+def test_time_that_is_short_costs_the_last_workloads_not_the_end_of_each(on_a_gpu, tmp_path, capsys, caps):
+    assert on_a_gpu(json_file=tmp_path / "out.json", every=True, repeats=1, allocators=["native", "dymem", "rmm_pool"],
+                    caps=caps, seconds=0.01) == 1
+    content = json.loads((tmp_path / "out.json").read_text())
+    first, *others = content["workloads"]
+    if caps:
+        assert first["uncapped"]["step_ms"] and "error" not in first
+    else:
+        assert first["dymem"]["step_ms"] and first["native"]["step_ms"] and content["errors"][0].startswith("unet_b16: ")
+    assert [row["error"] for row in others] == ["it was not run: the time was spent"] * 2
+    assert not any("dymem" in row for row in others)
+    said = capsys.readouterr()
+    assert "unknown_one: it was not run" in said.err and "unet_b16: each" not in said.out
+
+
 def test_caps_with_page_and_curve(on_a_gpu, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert on_a_gpu(json_file=tmp_path / "out.json", html_file=tmp_path / "out.html", folder=tmp_path / "pictures",

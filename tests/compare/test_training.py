@@ -48,6 +48,15 @@ def test_repeats_end_with_the_time(session):
     assert row["dymem"]["repeats"] == 1
 
 
+def test_a_workload_may_take_three_shares_of_the_time_but_none_of_what_is_not_there(session):
+    share = session.share(6)
+    assert share.seconds == pytest.approx(10, abs=0.1) and share.left() == pytest.approx(30, abs=0.1)
+    assert share.allows_another(9) and not share.allows_another(11), "further repeats are for what is left of the share"
+    assert session.share(2).left() == pytest.approx(60, abs=0.1), "two of three shares are all there is"
+    session.end = 0.0
+    assert session.share(3).seconds == 0.0
+
+
 def test_caps_tell_who_trains_and_how_slowly(session):
     row = capped.measure("resnet50_b128", ["native", "async", "dymem"], [1.0, 1.05, 1.5], 1, session)
     assert row["live_peak_bytes"] == 100 * MIB and [cell["cap"] for cell in row["caps"]] == [1.0, 1.05, 1.5]

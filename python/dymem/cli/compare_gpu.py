@@ -10,10 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -70,16 +72,21 @@ def compare_training(asked: Asked) -> int:
     known = _workloads("--list-all")
     workloads = known if asked.every else chosen(known, asked.only or _workloads("--list"), "workload")
     names, missing = _prepared(asked.allocators)
-    rows = []
+    rows, shortest = [], 0.0
     with _saying(len(workloads)) as say:
         session = training.Session(card.total_bytes(), _or(asked.seconds, SECONDS), _or(asked.iterations, ITERATIONS),
                                    _or(asked.shapes, SHAPES), say)
         for position, workload in enumerate(workloads):
-            share = dataclasses.replace(session, seconds=session.left() / (len(workloads) - position))
-            if asked.caps:
+            share = session.share(len(workloads) - position)
+            began = time.monotonic()
+            if not session.allows_another(shortest):
+                row = training.left_out(workload, names, **{"caps": []} if asked.caps else {})
+            elif asked.caps:
                 row = capped.measure(workload, names, asked.caps, asked.repeats or 1, share)
             else:
                 row = training.measure(workload, names, asked.repeats or 3, share)
+            if "error" not in row:
+                shortest = min(shortest or math.inf, time.monotonic() - began)
             rows.append(_with_missing(row, missing))
             say("")
             write_json(asked.json_file, _content(asked, rows, missing))  # what was measured stays if the rest is cut off

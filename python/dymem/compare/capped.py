@@ -13,7 +13,7 @@ from typing import Sequence
 
 from dymem.compare import figures
 from dymem.compare.together import Run, comparable_seconds, run_together, take_turns
-from dymem.compare.training import Session
+from dymem.compare.training import SPENT, Session
 from dymem.errors import InvalidArgument
 
 REFERENCE = "native"
@@ -74,7 +74,7 @@ def measure(workload: str, names: Sequence[str], caps: Sequence[float], repeats:
 def cell_of(name: str, result: dict | None, pairs: Sequence[figures.Pair], limit_bytes: int) -> dict:
     """Does it train under that cap, and how slowly? `trains` is None where it was not tried or failed otherwise."""
     if result is None:
-        return {"trains": None, "error": "it was not run: the time was spent"}
+        return {"trains": None, "error": SPENT}
     cell: dict[str, object] = {"trains": True}
     if "error" in result:
         cell = {"trains": False if "out_of_memory" in result else None, "error": result["error"],

@@ -2,6 +2,10 @@
 
 bench/train.py of the checkout trains; each allocator has a process of its own for every repeat, with the same seed. The
 order of turns is reversed from repeat to repeat. `Session` knows how a run is started and how much time is left.
+
+Time for several workloads is shared out evenly: beyond its share a workload begins no further repeat. What it has begun may
+go on for SHARES of them, and one that surely does not fit is not begun, so that time which is short costs whole workloads,
+the last ones, and not the end of each.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ TRAIN = _paths.PACKAGE.parent.parent / "bench" / "train.py"
 MARGIN = {"rmm_pool": 2.2}  # reserved over what PyTorch's own allocator reserves: RMM's pool doubles as it grows
 MARGIN_OTHERS = 1.05
 HISTORY_ITERATIONS = 4  # of the short run whose addresses are drawn
+SHARES = 3
+SPENT = "it was not run: the time was spent"
 
 
 @dataclasses.dataclass
 class Session:
-    """How the runs of one `dymem compare` are made; `seconds` for all of them."""
+    """How the runs of one `dymem compare` are made; `seconds` for all of them, `last_seconds` until one is cut off."""
 
     device_bytes: int
     seconds: float
@@ -36,16 +42,25 @@ class Session:
     shapes: int = 8
     say: Callable[[str], None] = lambda sentence: None
     train: Path | None = None  # default: TRAIN
+    last_seconds: float | None = None  # default: `seconds`
 
     def __post_init__(self) -> None:
         self.train = self.train or TRAIN
-        self.end = time.monotonic() + self.seconds
+        now = time.monotonic()
+        self.end = now + self.seconds
+        self.cut = self.end if self.last_seconds is None else now + self.last_seconds
 
     def left(self) -> float:
-        return max(5.0, self.end - time.monotonic())
+        return max(5.0, self.cut - time.monotonic())
 
     def allows_another(self, longest: float) -> bool:
         return time.monotonic() + longest < self.end
+
+    def share(self, workloads: int) -> Session:
+        """That of the first of so many."""
+        left = max(0.0, self.end - time.monotonic())
+        even = left / workloads
+        return dataclasses.replace(self, seconds=even, last_seconds=min(left, SHARES * even))
 
     def start(self, workload: str) -> Callable[[Run], Turns]:
         def start(run: Run) -> Turns:
@@ -70,7 +85,7 @@ def planned(workload: str, names: Sequence[str], session: Session) -> list[Run]:
     names = sorted(names, key=lambda name: name != "native")
     reserved = reserved_before(workload)
     if reserved is None:
-        short = dataclasses.replace(session, iterations=3, shapes=0, seconds=session.left())
+        short = dataclasses.replace(session, iterations=3, shapes=0, seconds=session.left(), last_seconds=None)
         reserved = take_turns([Run("native")], short.start(workload))[0].get("reserved_peak_bytes", session.device_bytes)
     return [Run(name, expected_bytes=round(reserved * MARGIN.get(name, MARGIN_OTHERS))) for name in names]
 
@@ -96,6 +111,11 @@ def measure(workload: str, names: Sequence[str], repeats: int, session: Session)
                 and "error" not in results[run.name][-1]]
         longest = max(longest, time.monotonic() - began)
     return row_of(workload, names, results, seconds)
+
+
+def left_out(workload: str, names: Sequence[str], **more: object) -> dict:
+    """The row of one that was not begun."""
+    return {"workload": workload, "allocators": list(names), "error": SPENT, **more}
 
 
 def row_of(workload: str, names: Sequence[str], results: dict[str, list[dict]],
@@ -125,7 +145,7 @@ def cell_of(name: str, runs: Sequence[dict]) -> dict:
     if failed is not None:
         cell |= {key: failed[key] for key in ("error", "stderr", "out_of_memory", "failed_at_step") if key in failed}
     elif not runs:
-        cell["error"] = "it was not run: the time was spent"
+        cell["error"] = SPENT
     told = good or [run for run in runs if "step_seconds" in run]
     cell |= {key: figures.largest(told, key) for key in figures.PEAKS}
     times = [run["step_ms"] for run in good if run.get("step_ms")]
