@@ -1,7 +1,8 @@
 """Training and serving stacks under `dymem run`, unchanged: they end well, compute the same bits, and dymem serves them all.
 
-Each script of stacks/ runs under PyTorch's allocator and then under dymem, up to four scripts at once, since starting takes
-most of the time. The scripts know nothing of dymem; each tells, rank by rank, what allocator PyTorch says it has.
+Each script of stacks/ runs under PyTorch's allocator and then under dymem, four scripts at once or one for every two cores,
+since starting takes most of the time. The scripts know nothing of dymem; each tells, rank by rank, what allocator PyTorch
+says it has.
 
 DYMEM_STACKS_ON_CPU=1 runs them without a GPU: what is shown then is that they run and that children inherit dymem.
 """
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 SECONDS = 200  # for one run
-TOGETHER = 4
+TOGETHER = max(4, len(os.sched_getaffinity(0)) // 2)
 
 spec = importlib.util.spec_from_file_location("stacks_catalogue", Path(__file__).resolve().parent / "stacks" / "catalogue.py")
 catalogue = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
