@@ -161,7 +161,7 @@ def test_bad_input_without_a_gpu(dymem_command, arguments, words):
 
 @pytest.mark.parametrize("arguments, words", [
     (["nosuch.py"], ["no script nosuch.py"]),
-    (["--cap", "1.02x", "x.py"], ["--only"]),
+    (["--cap", "1.02", "--only", "kmeans", "x.py"], ["--only and --all choose bundled workloads"]),
     (["--only", "unet_b16", "x.py"], ["leave them out"]),
     (["--recordings", "x.py"], ["leave it out"]),
 ])

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from dymem.compare import script
+from dymem.compare import capped, observe, script
 
 pytestmark = pytest.mark.torch
 
@@ -95,3 +95,88 @@ def test_of_several_processes_the_one_that_trained_is_told(tmp_path):
     (tmp_path / "9.json").write_text("{")
     report = script._report(tmp_path)
     assert report["rank"] == 0 and report["step_ms"] == 2000.0 and report["processes"] == 3 and report["calls_per_step"] == 4.0
+
+
+# --- under caps
+
+
+def told(steps, **more):
+    return {"step_seconds": [0.1] * steps, "step_ms": 100.0, "warm_from": script.warm_from(steps), "live_peak_bytes": 1000,
+            "occupied_peak_bytes": 1000, "reserved_peak_bytes": 1200, "requested_peak_bytes": 990, **more}
+
+
+def test_caps_multiply_what_the_script_holds_under_pytorchs_own_allocator(monkeypatch):
+    asked = []
+
+    def run_once(program, name, seconds, history=None, limit_bytes=0):
+        asked.append((name, limit_bytes))
+        needs = {"native": 1400, "dymem": 1000}[name]
+        if limit_bytes and limit_bytes < needs:
+            return told(2, error="OutOfMemoryError: no", out_of_memory="OutOfMemoryError: no", failed_at_step=2)
+        return told(9 if limit_bytes else 12)
+
+    monkeypatch.setattr(script, "run_once", run_once)
+    row = capped.measure(script.Script(["a/train.py"], 60), ["native", "dymem"], [1.02, 1.5], 1)
+    assert row["workload"] == "train.py" and row["live_peak_bytes"] == 1000
+    assert asked == [("native", 0)] + [("native", 0), ("native", 1500), ("dymem", 1500)] + \
+        [("native", 0), ("native", 1020), ("dymem", 1020)]
+    narrow, wide = row["caps"]
+    assert [narrow[name]["trains"] for name in ("native", "dymem")] == [False, True]
+    assert narrow["native"]["failed_at_step"] == 2 and narrow["dymem"]["ratio"] == pytest.approx(1.0)
+    assert wide["native"]["trains"] and wide["dymem"]["ratio_upper_95"] == pytest.approx(1.0), "12 steps and 9 are compared"
+
+
+def test_time_that_is_spent_leaves_out_the_narrow_caps(monkeypatch):
+    work = script.Script(["train.py"], 60)
+    monkeypatch.setattr(script, "run_once", lambda *_, **__: told(9))
+    monkeypatch.setattr(work, "allows_another", lambda longest: longest == 0)
+    narrow, wide = capped.measure(work, ["dymem"], [1.02, 1.5], 2)["caps"]
+    assert wide["dymem"]["trains"] and narrow["dymem"] == {"trains": None, "error": "it was not run: the time was spent"}
+
+
+def test_a_script_that_holds_nothing_of_the_gpu_has_no_caps(write):
+    row = capped.measure(script.Script([write(TRAINS), "drawn.txt"], 120), ["native"], [1.5], 1)
+    assert "held no memory of the GPU" in row["error"] and row["caps"] == []
+
+
+def test_the_cap_reaches_every_process_of_the_script(write, tmp_path):
+    path = write("import os, sys, torch\nprint(os.environ['DYMEM_CONF'], os.environ['DYMEM_RIVAL_LIMIT'], "
+                 "len(torch.cuda._queued_calls), file=open('seen.txt', 'w'))")
+    assert "error" not in script.run_once([path], "dymem", 120, limit_bytes=3 << 30)
+    conf, limit, queued = (tmp_path / "seen.txt").read_text().split()
+    assert "limit:3221225472" in conf.split(",") and int(limit) == 3 << 30 and int(queued) > 0
+
+
+def test_a_rank_bounds_its_own_device(monkeypatch):
+    import torch
+
+    bounded, current = [], []
+
+    class Device:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    class Rival:
+        def limit(self, limit_bytes):
+            bounded.append((current[-1], limit_bytes))
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for rank in ("", "0", "3", "5"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        observe._limit(Rival(), 77)
+    assert bounded == [(0, 77), (0, 77), (3, 77), (1, 77)]
+
+
+def test_memory_that_runs_out_in_one_rank_is_the_answer_of_all(tmp_path):
+    for pid, more in enumerate([{}, {"out_of_memory": "OutOfMemoryError: rank 1", "failed_at_step": 1}]):
+        (tmp_path / f"{pid}.json").write_text(json.dumps({"rank": pid, "step_seconds": [1.0] * (3 - pid),
+                                                          "calls_after_step": [1, 2, 3], **more}))
+    report = script._report(tmp_path)
+    assert report["rank"] == 0 and report["out_of_memory"] == "OutOfMemoryError: rank 1" and report["failed_at_step"] == 1

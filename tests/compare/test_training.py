@@ -58,7 +58,7 @@ def test_a_workload_may_take_three_shares_of_the_time_but_none_of_what_is_not_th
 
 
 def test_caps_tell_who_trains_and_how_slowly(session):
-    row = capped.measure("resnet50_b128", ["native", "async", "dymem"], [1.0, 1.05, 1.5], 1, session)
+    row = capped.measure(training.Bundled("resnet50_b128", session), ["native", "async", "dymem"], [1.0, 1.05, 1.5], 1)
     assert row["live_peak_bytes"] == 100 * MIB and [cell["cap"] for cell in row["caps"]] == [1.0, 1.05, 1.5]
     trains = {name: [cell[name]["trains"] for cell in row["caps"]] for name in row["allocators"]}
     assert trains == {"native": [False, False, True], "async": [False, False, True], "dymem": [False, True, True]}
@@ -69,10 +69,10 @@ def test_caps_tell_who_trains_and_how_slowly(session):
 
 def test_a_crash_under_a_cap_is_no_answer(session, monkeypatch):
     monkeypatch.setenv("FAKE_CRASH", "async")
-    row = capped.measure("resnet50_b128", ["async", "dymem"], [1.5], 2, session)
+    row = capped.measure(training.Bundled("resnet50_b128", session), ["async", "dymem"], [1.5], 2)
     assert row["caps"][0]["async"]["trains"] is None and row["caps"][0]["dymem"]["trains"]
     monkeypatch.setenv("FAKE_CRASH", "native")
-    assert "caught fire" in capped.measure("resnet50_b128", ["dymem"], [1.5], 1, session)["error"]
+    assert "caught fire" in capped.measure(training.Bundled("resnet50_b128", session), ["dymem"], [1.5], 1)["error"]
 
 
 @pytest.mark.parametrize("text, caps", [("1.00x,1.02x", [1.0, 1.02]), ("1.5, 1,1.0x", [1.0, 1.5]), ("2", [2.0])])

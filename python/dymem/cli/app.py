@@ -113,8 +113,8 @@ def _compare(
     allocators: Annotated[Optional[str], typer.Option(metavar="A,B,…", show_default=False,
                           help=f"Of {', '.join(ALLOCATORS)}; all unless given.")] = None,
     cap: Annotated[Optional[str], typer.Option(metavar="R,R,…", show_default=False, help="Train under hard caps: multiples "
-                   "of PyTorch's live peak, for example 1.00x,1.02x,1.05x. Of the bundled workloads, which are in bench/ of "
-                   "a checkout, on a GPU.")] = None,
+                   "of PyTorch's live peak, for example 1.00x,1.02x,1.05x. On a GPU, of your script, or of the bundled "
+                   "workloads, which are in bench/ of a checkout.")] = None,
     repeats: Annotated[Optional[int], typer.Option(metavar="N", min=1, max=100, show_default=False, help="Processes of each "
                        "allocator, interleaved. \\[default: 3; under caps 1]")] = None,
     iterations: Annotated[Optional[int], typer.Option(metavar="N", min=2, show_default=False, help="Steps of a workload. "

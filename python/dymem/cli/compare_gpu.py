@@ -82,7 +82,7 @@ def compare_training(asked: Asked) -> int:
             if not session.allows_another(shortest):
                 row = training.left_out(workload, names, **{"caps": []} if asked.caps else {})
             elif asked.caps:
-                row = capped.measure(workload, names, asked.caps, asked.repeats or 1, share)
+                row = capped.measure(training.Bundled(workload, share), names, asked.caps, asked.repeats or 1)
             else:
                 row = training.measure(workload, names, asked.repeats or 3, share)
             if "error" not in row:
@@ -94,11 +94,9 @@ def compare_training(asked: Asked) -> int:
 
 
 def compare_script(program: list[str], asked: Asked) -> int:
-    """A user's own script, without caps."""
+    """A user's own script, with or without caps."""
     if not os.path.isfile(program[0]):
         raise InvalidArgument(f"there is no script {program[0]}.")
-    if asked.caps:
-        raise InvalidArgument("--cap is for the bundled workloads; name one with --only.")
     if asked.only or asked.every:
         raise InvalidArgument("--only and --all choose bundled workloads; leave them out beside a script.")
     if importlib.util.find_spec("torch") is None:
@@ -106,7 +104,10 @@ def compare_script(program: list[str], asked: Asked) -> int:
     names, missing = _prepared(asked.allocators)
     seconds = _or(asked.seconds, SECONDS)
     with _saying(0) as say:
-        row = script.measure(program, names, asked.repeats or 3, seconds, say)
+        if asked.caps:
+            row = capped.measure(script.Script(program, seconds, say), names, asked.caps, asked.repeats or 1)
+        else:
+            row = script.measure(program, names, asked.repeats or 3, seconds, say)
     return _finish(asked, [_with_missing(row, missing)], names, missing,
                    lambda _, name, target: script.record_history(program, name, target, seconds))
 

@@ -1,23 +1,34 @@
-"""The same under hard caps: at which multiple of the live peak does a workload train under which allocator, how slowly?
+"""The same under hard caps: at which multiple of the live peak does some work train under which allocator, how slowly?
 
-The live peak is that of PyTorch's own allocator without a cap, in the same steps with the same algorithms. A step counts
-from the second visit of its shape on (the first pays for loading kernels), and is compared with the same step of PyTorch's
-allocator without a cap, which takes turns with the capped runs.
+The live peak is that of PyTorch's own allocator without a cap, in the same steps with the same algorithms. A warm step is
+compared with the same step of PyTorch's allocator without a cap, which runs once more beside the capped runs: for a bundled
+workload steps take turns, and count from the second visit of their shape on (the first pays for loading kernels); a user's
+script runs once after the other.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Sequence
+from typing import Protocol, Sequence
 
 from dymem.compare import figures
-from dymem.compare.together import Run, comparable_seconds, run_together, take_turns
-from dymem.compare.training import SPENT, Session
+from dymem.compare.together import Run, comparable_seconds
+from dymem.compare.training import SPENT
 from dymem.errors import InvalidArgument
 
 REFERENCE = "native"
 LEAST, MOST = 0.1, 100.0
+
+
+class Work(Protocol):
+    """What is trained: a bundled workload (training.Bundled) or a user's script (script.Script)."""
+
+    @property
+    def name(self) -> str: ...
+    def say(self, sentence: str) -> None: ...
+    def allows_another(self, longest: float) -> bool: ...  # is there time for what took so many seconds?
+    def run(self, runs: Sequence[Run], flipped: bool = False) -> list[dict[tuple[str, int], dict]]: ...  # as run_together
 
 
 def parse_caps(text: str) -> list[float]:
@@ -33,15 +44,17 @@ def parse_caps(text: str) -> list[float]:
     return sorted(set(caps))
 
 
-def measure(workload: str, names: Sequence[str], caps: Sequence[float], repeats: int, session: Session) -> dict:
-    """The row of one workload: `caps` holds a cell for every cap and allocator. The caps go from wide to narrow, so that
-    time that runs out is missed where least trains."""
-    session.say(f"{workload}, without a cap")
-    free = take_turns([Run(REFERENCE)], session.start(workload))[0]
-    row: dict[str, object] = {"workload": workload, "allocators": list(names), "reference": REFERENCE, "caps": []}
+def measure(work: Work, names: Sequence[str], caps: Sequence[float], repeats: int) -> dict:
+    """The row of some work: `caps` holds a cell for every cap and allocator. The caps go from wide to narrow, so that time
+    that runs out is missed where least trains."""
+    work.say(f"{work.name}, without a cap")
+    free = work.run([Run(REFERENCE)])[0][REFERENCE, 0]
+    row: dict[str, object] = {"workload": work.name, "allocators": list(names), "reference": REFERENCE, "caps": []}
     if "error" in free:
         return row | {"error": f"{REFERENCE} without a cap: {free['error']}"}
     live = free["live_peak_bytes"]
+    if not live:
+        return row | {"error": "it held no memory of the GPU, so there is nothing to multiply a cap with"}
     row |= {"live_peak_bytes": live, "uncapped": {key: free.get(key) for key in (*figures.PEAKS, "step_ms")}}
     reference = Run(REFERENCE, expected_bytes=free["reserved_peak_bytes"])
     longest = 0.0
@@ -51,11 +64,11 @@ def measure(workload: str, names: Sequence[str], caps: Sequence[float], repeats:
         pairs: dict[str, list[figures.Pair]] = {name: [] for name in names}
         results: dict[str, dict] = {}
         for repeat in range(repeats):
-            if not session.allows_another(longest):
+            if not work.allows_another(longest):
                 break
-            session.say(f"{workload}, {cap:.2f}x, repeat {repeat + 1}")
+            work.say(f"{work.name}, {cap:.2f}x, repeat {repeat + 1}")
             began = time.monotonic()
-            measured = run_together(runs, session.start(workload), session.device_bytes, flipped=repeat % 2 == 1)
+            measured = work.run(runs, flipped=repeat % 2 == 1)
             longest = max(longest, time.monotonic() - began)
             seconds = comparable_seconds(measured, reference.key)
             for group in measured:

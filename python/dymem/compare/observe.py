@@ -1,8 +1,9 @@
 """In the process of a user's script: runs it under one allocator, times its optimizer steps and reads the peaks at exit.
 
 The start hook of `dymem run` calls `start` when torch has been imported. Environment: DYMEM_RIVAL names the allocator,
-DYMEM_REPORT the folder that takes one JSON file a process, DYMEM_HISTORY (if set) the file that takes who held what, after
-which the script is ended: that run is for a picture only. A step is what lies between two ends of an optimizer's step, the
+DYMEM_REPORT the folder that takes one JSON file a process, DYMEM_RIVAL_LIMIT (if set) the bytes that the allocator may hold
+of the process's device, DYMEM_HISTORY (if set) the file that takes who held what, after which the script is ended: that run
+is for a picture only. A step is what lies between two ends of an optimizer's step, the
 device synchronised at each. Random numbers that the script does not seed itself are seeded, so that all allocators meet
 the same work.
 """
@@ -21,7 +22,7 @@ from dymem.rivals import ALLOCATORS, Allocator, exhausted
 from dymem.rivals.allocator import nothing_known
 from dymem.rivals.history import History
 
-RIVAL, REPORT, HISTORY = "DYMEM_RIVAL", "DYMEM_REPORT", "DYMEM_HISTORY"
+RIVAL, REPORT, HISTORY, LIMIT = "DYMEM_RIVAL", "DYMEM_REPORT", "DYMEM_HISTORY", "DYMEM_RIVAL_LIMIT"
 SEED = 0
 HISTORY_STEPS = 4
 
@@ -32,7 +33,10 @@ def start(folder: str) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     allocator = ALLOCATORS[os.environ[RIVAL]]
-    allocator.install()
+    limit = int(os.environ.get(LIMIT, "0")) or None
+    allocator.install(limit)
+    if limit is not None:
+        torch.cuda._lazy_call(lambda: _limit(allocator, limit))
     torch.manual_seed(SEED)
     random.seed(SEED)
     if file := os.environ.get(HISTORY):
@@ -41,6 +45,14 @@ def start(folder: str) -> None:
     register_optimizer_step_post_hook(watch.stepped)
     watch.excepthook, sys.excepthook = sys.excepthook, watch.failed
     atexit.register(watch.report)
+
+
+def _limit(allocator: Allocator, limit: int) -> None:
+    """When CUDA starts, which may be in the very call that makes a rank's own device the current one."""
+    import torch
+
+    with torch.cuda.device(int(os.environ.get("LOCAL_RANK", "0") or 0) % torch.cuda.device_count()):
+        allocator.limit(limit)
 
 
 def _record(allocator: Allocator, file: Path) -> None:
@@ -88,7 +100,8 @@ class _Watch:
 
     def failed(self, kind, error, trace) -> None:
         said = (str(error).splitlines() or [""])[0]
-        self.failure = {"out_of_memory" if exhausted(error) else "exception": f"{kind.__name__}: {said}"}
+        self.failure = {"out_of_memory" if exhausted(error) else "exception": f"{kind.__name__}: {said}",
+                        "failed_at_step": len(self.times)}
         self.excepthook(kind, error, trace)
 
     def report(self) -> None:

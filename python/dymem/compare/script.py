@@ -19,9 +19,10 @@ from typing import Callable, Sequence
 
 from dymem._paths import PACKAGE
 from dymem.compare import figures, observe
+from dymem.compare.together import Run
 from dymem.compare.training import row_of
 from dymem.compare.turns import TAIL
-from dymem.config import ENVIRONMENT, Config
+from dymem.config import ENVIRONMENT, Config, format_bytes
 from dymem.rivals import ALLOCATORS, child_environment
 
 WARM_FROM = 3
@@ -49,6 +50,29 @@ def measure(program: Sequence[str], names: Sequence[str], repeats: int, seconds:
     return row_of(title, names, results, times)
 
 
+class Script:
+    """A user's script as dymem.compare.capped trains it: one run after the other, all within `seconds`."""
+
+    def __init__(self, program: Sequence[str], seconds: float, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self.name, self.say = name_of(program[0]), say
+        self._program, self._end = program, time.monotonic() + seconds
+
+    def allows_another(self, longest: float) -> bool:
+        return time.monotonic() + longest < self._end
+
+    def run(self, runs: Sequence[Run], flipped: bool = False) -> list[dict[tuple[str, int], dict]]:
+        results = {}
+        for run in runs[::-1] if flipped else runs:
+            self.say(f"{self.name} under {run.name}" + (f", at most {format_bytes(run.limit_bytes)}" if run.limit_bytes else ""))
+            results[run.key] = run_once(self._program, run.name, max(5.0, self._end - time.monotonic()),
+                                        limit_bytes=run.limit_bytes)
+        good = [result for result in results.values() if "error" not in result]
+        shortest = min((len(result["step_seconds"]) for result in good), default=0)
+        for result in good:
+            result |= {"step_seconds": result["step_seconds"][:shortest], "warm_from": warm_from(shortest)}
+        return [results]
+
+
 def name_of(path: str) -> str:
     """For tables and sentences, also where its bytes are no UTF-8."""
     return os.fsencode(Path(path).name).decode("utf-8", "replace")
@@ -58,11 +82,11 @@ def warm_from(steps: int) -> int:
     return min(WARM_FROM, max(steps - 1, 0))
 
 
-def run_once(program: Sequence[str], name: str, seconds: float, history: Path | None = None) -> dict:
-    """What one run measured; with `error` and its last lines as `stderr` if it did not end well."""
+def run_once(program: Sequence[str], name: str, seconds: float, history: Path | None = None, limit_bytes: int = 0) -> dict:
+    """What one run measured; with `error` and its last lines as `stderr` if it did not end well. limit_bytes: 0 for none."""
     with tempfile.TemporaryDirectory(prefix="dymem-compare-") as folder, tempfile.TemporaryFile() as said:
         process = subprocess.Popen([sys.executable, *program], stdin=subprocess.DEVNULL, stdout=said,
-                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, history),
+                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, history, limit_bytes),
                                    start_new_session=True)  # with its children, so that all can be ended
         code = _wait(process, seconds)
         said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
@@ -87,8 +111,10 @@ def record_history(program: Sequence[str], name: str, target: Path, seconds: flo
     return None
 
 
-def environment_of(name: str, folder: str, history: Path | None = None) -> dict[str, str]:
-    environment = child_environment(ALLOCATORS[name])
+def environment_of(name: str, folder: str, history: Path | None = None, limit_bytes: int = 0) -> dict[str, str]:
+    environment = child_environment(ALLOCATORS[name], limit_bytes or None)
+    if limit_bytes:
+        environment[observe.LIMIT] = str(limit_bytes)
     if history is not None:
         environment[observe.HISTORY] = str(history)
         if ENVIRONMENT in environment:
@@ -133,6 +159,8 @@ def _report(folder: Path) -> dict:
     if not reports:
         return {}
     report = min(reports, key=lambda each: (-len(each["step_seconds"]), each["rank"]))
+    for each in reports:  # where one rank runs out of memory, its launcher ends the others
+        report |= {key: each[key] for key in ("out_of_memory", "failed_at_step") if "out_of_memory" in each}
     steps = report["step_seconds"]
     report["warm_from"] = warm_from(len(steps))
     warm = steps[report["warm_from"]:]

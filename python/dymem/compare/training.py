@@ -74,6 +74,23 @@ class Session:
                 str(self.iterations), "--shapes", str(self.shapes), *limit, *more]
 
 
+@dataclasses.dataclass(frozen=True)
+class Bundled:
+    """A bundled workload as dymem.compare.capped trains it."""
+
+    name: str
+    session: Session
+
+    def say(self, sentence: str) -> None:
+        self.session.say(sentence)
+
+    def allows_another(self, longest: float) -> bool:
+        return self.session.allows_another(longest)
+
+    def run(self, runs: Sequence[Run], flipped: bool = False) -> list[dict[tuple[str, int], dict]]:
+        return run_together(runs, self.session.start(self.name), self.session.device_bytes, flipped)
+
+
 def reserved_before(workload: str) -> int | None:
     """What PyTorch's allocator reserved when the bundled recording was made; None for an unrecorded workload."""
     row = json.loads((_paths.traces_dir() / "measured.json").read_text())["recorded"]["rows"].get(workload)
