@@ -132,9 +132,7 @@ BlockId Pool::Impl::try_stitch(Bytes size, StreamIndex by, bool high, Bytes allo
   if (plan->fresh_bytes > room) {
     // Past the budget a stitch that finds nothing idle would put the block on new granules of its own, rounded up; grown,
     // it starts in what is free before it. That, and any stitch of more new bytes than growing takes, saves no memory.
-    // Under a limit no block starts in a sliver: what is free later must be whole granules (decision 0004).
-    const auto start = config.limit ? Home::Start::past_slivers : Home::Start::in_slivers;
-    const Home::Site site = home.growth_site(kMainArena, size, by, start);
+    const Home::Site site = home.growth_site(kMainArena, size, by, Home::Start::in_slivers);
     if ((plan->all_new() || site.need < plan->fresh_bytes) && site.need <= site.room)
       return try_grow_at(site, kMainArena, size, by, high, std::max(up_to, space.reserved() + site.need));
   }
