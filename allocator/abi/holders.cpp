@@ -35,9 +35,16 @@ Books& books() {
                         " is not held: it was released already, or comes from elsewhere.");
 }
 
+// Names are shown, and are keys of a dictionary of Python: characters of ASCII that print.
+bool is_name(const std::string& text) {
+  return !text.empty() && text.size() <= kNameLengthMax &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
 Held* account_of(Books& b, const std::string& holder, int device) {
-  if (holder.empty() || holder.size() > kNameLengthMax || holder == "torch")
-    throw InvalidArgument("dymem: a holder has a name of 1 to 64 characters, for example 'cupy', and 'torch' is taken.");
+  if (!is_name(holder) || holder == "torch")
+    throw InvalidArgument("dymem: a holder has a name of 1 to 64 printable ASCII characters, for example 'cupy', and "
+                          "'torch' is taken.");
   std::lock_guard lock(b.mutex);
   if (!b.held.contains(holder) && b.held.size() >= kNamesMax)
     throw InvalidArgument("dymem: there are 64 holders already; name programs, not single tensors.");

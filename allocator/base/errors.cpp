@@ -43,9 +43,17 @@ static std::string next_step(const OutOfMemoryFigures& f) {
   if (f.device_free < f.requested && others >= f.requested && others > f.device_total / 10)
     return human_bytes(others) + " of the GPU belong to other processes or to libraries: see nvidia-smi, and end what " +
            "is not needed.";
+  if (f.limit && f.limit < kGranuleUnit)
+    return "The limit is less than the " + human_bytes(kGranuleUnit) + " that memory comes in at least: raise it.";
+  if (idle >= f.requested && !f.joins)
+    return human_bytes(idle) + " of what is reserved are free, but in pieces that this configuration does not join: " +
+           "leave alias:on and avoid backing:contiguous, or raise the limit.";
+  if (idle >= f.requested && f.shared)
+    return human_bytes(idle) + " of what is reserved are free, but beside other blocks, or shared with other processes " +
+           "and libraries: stop sharing what need not be, or raise the limit.";
   if (idle >= f.requested)
-    return human_bytes(idle) + " of what is reserved are free, but in pieces that could not be joined: leave alias:on, " +
-           "avoid backing:contiguous, and unpin or stop sharing what need not be.";
+    return human_bytes(idle) + " of what is reserved are free, but beside other blocks in pieces of up to 32 MiB that " +
+           "move as a whole: free what lies beside them, or raise the limit.";
   return "Use a smaller batch or activation checkpointing, or free tensors that are no longer needed.";
 }
 

@@ -47,6 +47,8 @@ struct OutOfMemoryFigures {
   Bytes device_total = 0;
   int device = 0;
   double overhead = 0;  // reserved peak / occupied peak - 1
+  Bytes shared = 0;     // of granules that other processes or libraries may use: they stay where they are
+  bool joins = true;    // does the pool join granules that lie apart? (not with alias:off, nor in slabs)
 };
 
 class OutOfMemory : public Error {

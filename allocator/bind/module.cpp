@@ -37,8 +37,13 @@ std::string sentence_of(const py::kwargs& given) {
   const std::pair<const char*, Bytes*> fields[] = {
       {"requested", &f.requested},       {"live", &f.live},   {"pending", &f.pending},
       {"reserved", &f.reserved},         {"limit", &f.limit}, {"private_pools", &f.private_pools},
-      {"largest_free", &f.largest_free}, {"device_free", &f.device_free}, {"device_total", &f.device_total}};
+      {"largest_free", &f.largest_free}, {"device_free", &f.device_free}, {"device_total", &f.device_total},
+      {"shared", &f.shared}};
   for (const auto& [name, value] : given) {
+    if (py::cast<std::string>(name) == "joins") {
+      f.joins = py::cast<bool>(value);
+      continue;
+    }
     const auto* field = std::find_if(std::begin(fields), std::end(fields),
                                      [&](auto& known) { return py::cast<std::string>(name) == known.first; });
     if (field == std::end(fields)) throw py::key_error(py::cast<std::string>(name));

@@ -61,6 +61,7 @@ struct Pool::Impl {
   BlockId try_grow_at(Home::Site site, int arena, Bytes size, StreamIndex by, bool high, Bytes up_to);
   BlockId try_stitch(Bytes size, StreamIndex by, bool high, Bytes allowance);
   BlockId try_move(int arena, Bytes size, StreamIndex by);  // alias off: idle granules to the end of the arena
+  BlockId try_beside(int arena, Bytes size, StreamIndex by, bool high);
   BlockId try_during_capture(int arena, Bytes size, StreamIndex by, bool high);
   bool wait_for_everything();
   bool may_map(StreamIndex by) const;  // false: a capture forbids it
@@ -70,6 +71,7 @@ struct Pool::Impl {
   Bytes own_limit() const;  // config.limit less what is forwarded, 0 = none
   void restart_peaks();
   PoolStats window_stats() const;
+  void look_at_free(PoolStats* s) const;
   Bytes allowance() const;  // bytes that may still be taken from the device
   Bytes most_granule(Bytes size) const;  // the largest that a request of `size` may make (granule_sizes.hpp)
   bool fine_granules() const;
@@ -167,6 +169,7 @@ struct Pool::Impl {
   PoolStats stats;                 // the rest
   Joint joint;                     // with what is forwarded
   Claims claims;                   // by forwarded calls that are under way
+  int slab_notices = 0;  // how often a further slab was said to be taken
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
   Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with

@@ -496,24 +496,38 @@ PoolStats Pool::Impl::window_stats() const {
   s.views_max = space.views_max();
   s.va_bytes = space.va_bytes();
   s.va_bytes_max = space.va_bytes_max();
-  std::int64_t free_blocks = 0;
-  for (int a = 0; a < Space::kArenas; a++) free_blocks += std::int64_t(home.index(a).size());
-  s.inactive_split[kAll].current = s.inactive_split[kLarge].current = free_blocks;
-  s.inactive_split[kSmall].current = std::int64_t(home.index(kSmallArena).size());
-  s.inactive_split[kLarge].current -= s.inactive_split[kSmall].current;
   s.exported_bytes = exports.bytes();
   s.asleep_bytes = asleep.dormitory.bytes();
   s.host_bytes = asleep.stage.bytes();
-  s.inactive_split_bytes[kAll].current = s.reserved_bytes[kAll].current - s.active_bytes[kAll].current;
-  if (s.asleep_bytes) {  // occupied blocks without memory: what is free is counted itself
-    s.inactive_split_bytes[kAll].current = 0;
-    for (int a = 0; a < Space::kArenas; a++)
-      s.inactive_split_bytes[kAll].current += std::int64_t(home.free_bytes(a));
-  }
-  s.inactive_split_bytes[kSmall].current = std::int64_t(home.free_bytes(kSmallArena));
-  s.inactive_split_bytes[kLarge].current =
-      s.inactive_split_bytes[kAll].current - s.inactive_split_bytes[kSmall].current;
+  look_at_free(&s);
   return s;
+}
+
+// What is free and stays when idle granules are given back, as it is now: nothing counts it on the way, so its peak is no
+// more than what it is.
+void Pool::Impl::look_at_free(PoolStats* s) const {
+  std::int64_t blocks[] = {0, 0}, idle[] = {0, 0};  // of all arenas, of the small one
+  for (int a = 0; a < Space::kArenas; a++) blocks[0] += std::int64_t(home.index(a).size());
+  blocks[1] = std::int64_t(home.index(kSmallArena).size());
+  for (GranuleId g = 0; g < space.granules(); g++) {
+    const Granule& granule = space.granule(g);
+    if (!granule.home || !granule.idle()) continue;
+    idle[0] += std::int64_t(granule.size);
+    if (home.arena_of(granule.home) == kSmallArena) idle[1] += std::int64_t(granule.size);
+  }
+  std::int64_t all = s->reserved_bytes[kAll].current - s->active_bytes[kAll].current;
+  if (s->asleep_bytes) {  // occupied blocks without memory: what is free is counted itself
+    all = 0;
+    for (int a = 0; a < Space::kArenas; a++) all += std::int64_t(home.free_bytes(a));
+  }
+  const std::int64_t small = std::int64_t(home.free_bytes(kSmallArena)) - idle[1];
+  auto is = [](Stat* x, std::int64_t now) { *x = {.current = now, .peak = now, .allocated = now, .freed = 0}; };
+  is(&s->inactive_split[kAll], blocks[0]);
+  is(&s->inactive_split[kSmall], blocks[1]);
+  is(&s->inactive_split[kLarge], blocks[0] - blocks[1]);
+  is(&s->inactive_split_bytes[kAll], std::max<std::int64_t>(0, all - idle[0]));
+  is(&s->inactive_split_bytes[kSmall], std::max<std::int64_t>(0, small));
+  is(&s->inactive_split_bytes[kLarge], std::max<std::int64_t>(0, all - idle[0] - std::max<std::int64_t>(0, small)));
 }
 
 void Pool::reset_peak_stats() {

@@ -109,6 +109,8 @@ BlockId Pool::Impl::try_raise(Bytes size, StreamIndex by, const PartsFor& parts,
   return home.take(p, size, BlockKind::live);
 }
 
+constexpr int kNoticesMost = 3;  // a program that trims at every step would be told at every step
+
 // A further slab, or the first one. The notice is written without the lock: others may take from the slab meanwhile.
 bool Pool::Impl::add_slab(Bytes size, std::unique_lock<Lock>& lock) {
   Bytes held = space.slabs().held();
@@ -118,11 +120,12 @@ bool Pool::Impl::add_slab(Bytes size, std::unique_lock<Lock>& lock) {
     Status s = space.add_slab(n);
     if (s.ok()) {
       count_reserved();
-      if (first) return true;
+      if (first || ++slab_notices > kNoticesMost) return true;
       std::string line = "dymem: " + std::to_string(space.slabs().size() - 1) + " contiguous slab(s) of " +
                          human_bytes(held) + " in all cannot hold " + human_bytes(size) +
                          " more; a further one of " + human_bytes(n) +
-                         " was taken, and no block spans two: set a limit from the start to have one that size\n";
+                         " was taken, and no block spans two: set a limit from the start to have one that size" +
+                         (slab_notices == kNoticesMost ? " (not said again)\n" : "\n");
       lock.unlock();
       std::fputs(line.c_str(), stderr);
       lock.lock();

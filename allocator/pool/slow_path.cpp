@@ -224,6 +224,15 @@ BlockId Pool::Impl::try_all(int arena, Bytes size, StreamIndex by, bool high) {
   if (id == kNoBlock) id = try_stitch(size, by, high, allowance());
   if (id == kNoBlock) id = try_move(kMainArena, size, by);
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
+  if (id == kNoBlock) id = try_beside(arena, size, by, high);
+  return id;
+}
+
+// Arenas keep unlike blocks apart as long as there is room; at the limit a run that is free in another one serves.
+BlockId Pool::Impl::try_beside(int arena, Bytes size, StreamIndex by, bool high) {
+  BlockId id = kNoBlock;
+  for (int other = 0; id == kNoBlock && other < Space::kArenas; other++)
+    if (other != arena && other != kMainArena) id = try_fit(other, size, by, high);
   return id;
 }
 
@@ -298,6 +307,7 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
   if (id == kNoBlock) id = try_stitch(size, by, high, allowance());
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
+  if (id == kNoBlock) id = try_beside(arena, size, by, high);
   if (id != kNoBlock) return id;
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));
@@ -365,7 +375,10 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
   if (config.alias && !debug)
     for (GranuleId g = 0; g < space.granules(); g++)
       if (home.idle_usable(g, by)) idle += space.granule(g).size;
-  f.largest_free = std::max(home.largest(kMainArena, by), idle);
+  f.largest_free = idle;
+  for (int a = 0; a < Space::kArenas; a++) f.largest_free = std::max(f.largest_free, home.largest(a, by));
+  f.joins = config.alias && !space.contiguous() && !debug;
+  f.shared = exports.bytes();
   DeviceMemory m = driver.memory();
   f.device_free = m.free;
   f.device_total = m.total;

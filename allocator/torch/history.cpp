@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "abi/registry.hpp"
 #include "torch/watching.hpp"
 #include "trace/recorder.hpp"
 
@@ -164,7 +165,9 @@ History& history() {
   return *instance;
 }
 
+// In a forked child a thread that is not there may hold a lock; nothing happens there that a history could tell.
 void History::record(const HistorySettings& settings, bool clear) {
+  if (forked()) return;
   switch_to(settings, clear);
   std::exchange(this_thread().over, {});
 }
@@ -333,12 +336,13 @@ void History::set_metadata(int device, const std::string& text) {
     this_thread().metadata = text;
     return;
   }
+  if (forked()) return;
   std::lock_guard lock(devices_[device]->mutex);
   devices_[device]->metadata = text;
 }
 
 std::string History::metadata(int device) const {
-  if (torch_compat::kMetadataOfThread) return this_thread().metadata;
+  if (torch_compat::kMetadataOfThread || forked()) return this_thread().metadata;
   std::lock_guard lock(devices_[device]->mutex);
   return devices_[device]->metadata;
 }
@@ -350,7 +354,7 @@ void History::pop_compile_context() {
 }
 
 void History::annotate(int device, const std::vector<std::pair<std::string, std::string>>& pairs) {
-  if (!enabled()) return;
+  if (!enabled() || forked()) return;
   c10::CachingDeviceAllocator::AnnotationEntry entry(static_cast<c10::DeviceIndex>(device), c10::getApproximateTime());
   for (const auto& [name, value] : pairs) entry.recordUserMetadata(name, value);
   std::lock_guard lock(annotations_mutex_);

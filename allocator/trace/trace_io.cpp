@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -125,7 +126,12 @@ void write_trace(const std::string& path, const Trace& trace) {
   header.device = trace.device;
   header.checksum = checksum(header, trace.events);
 
-  const std::string beside = path + ".part" + std::to_string(getpid());
+  // Whole or not at all; but a link, pipe or device is written through and stays what it is.
+  static std::atomic<unsigned> writes{0};
+  struct stat there {};
+  const bool through = lstat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode);
+  const std::string beside =
+      through ? path : path + ".part" + std::to_string(getpid()) + "." + std::to_string(writes++);
   int error = 0;
   {
     File file(std::fopen(beside.c_str(), "wb"));
@@ -136,9 +142,9 @@ void write_trace(const std::string& path, const Trace& trace) {
                     std::fflush(file.get()) == 0;
     if (!ok) error = errno;
   }
-  if (error == 0 && std::rename(beside.c_str(), path.c_str()) != 0) error = errno;
+  if (!through && error == 0 && std::rename(beside.c_str(), path.c_str()) != 0) error = errno;
   if (error != 0) {
-    std::remove(beside.c_str());
+    if (!through) std::remove(beside.c_str());
     throw InvalidArgument("cannot write trace " + quoted(path) + ": " + std::strerror(error));
   }
 }

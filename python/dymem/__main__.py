@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 
@@ -10,6 +11,9 @@ def main() -> None:
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"dymem: the command line needs {' and '.join(missing)}; run `pip install {' '.join(missing)}`.")
+    for name in ("stdout", "stderr"):  # closed by whoever started this, as daemons are
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
     for stream in (sys.stdout, sys.stderr):  # text that the terminal's encoding lacks, or a path that is no text: "?"
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -20,6 +24,12 @@ def main() -> None:
     except KeyboardInterrupt:  # while the commands are being loaded; later, cli.console.one_sentence says so
         sys.stderr.write("dymem: stopped.\n")
         sys.exit(130)
+    except OSError as error:  # of help and version, which the commands' own console does not print
+        from dymem.cli.console import complain, silence
+
+        silence(1)
+        complain(f"{error.filename or 'stdout'} cannot be written: {error.strerror}.")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,20 @@ except dymem.InvalidArgument: print("PyTorch's")
     assert run.returncode == 0 and "is not held" in run.stdout and "PyTorch's" in run.stdout, run.stderr
 
 
+def test_a_name_that_cannot_be_shown_is_refused_before_anything_is_held(python):
+    """memory_stats() has the names as its keys: one that is no text would break it for good."""
+    run = python("-c", """
+import ctypes, dymem
+lib = ctypes.CDLL(dymem.library_path())
+at = ctypes.c_void_p()
+for name in (b"\\xff\\xfe", b"two\\nlines", b"", b"torch", b"x" * 65, "caf\\u00e9".encode()):
+    assert lib.dymem_hold(ctypes.byref(at), ctypes.c_size_t(100), 0, None, name) != 0, name
+assert lib.dymem_hold(ctypes.byref(at), ctypes.c_size_t(100), 0, None, b"my program") == 0
+assert {key for key in dymem.memory_stats() if key.startswith("held_bytes.")} == {"held_bytes.torch", "held_bytes.my program"}
+""", env={"DYMEM_CONF": "driver:emulated"})
+    assert run.returncode == 0, run.stderr
+
+
 def test_a_forked_child_lets_go_of_nothing(python):
     run = python("-c", """
 import os, dymem

@@ -232,7 +232,11 @@ SENTENCES = [
     (dict(requested=2 << 30, live=7 << 30, reserved=7 << 30, device_total=80 << 30, device_free=1 << 30),
      "72.00 GiB of the GPU belong to other processes"),
     (dict(requested=2 << 30, live=70 << 30, reserved=75 << 30, device_total=80 << 30, device_free=1 << 30),
-     "5.00 GiB of what is reserved are free, but in pieces"),
+     "5.00 GiB of what is reserved are free, but beside other blocks in pieces"),
+    (dict(requested=2 << 30, live=70 << 30, reserved=75 << 30, device_total=80 << 30, device_free=1 << 30, shared=1),
+     "stop sharing what need not be"),
+    (dict(requested=2 << 30, live=70 << 30, reserved=75 << 30, device_total=80 << 30, device_free=1 << 30, joins=False),
+     "in pieces that this configuration does not join: leave alias:on and avoid backing:contiguous"),
     (dict(requested=2 << 30, live=78 << 30, reserved=78 << 30, device_total=80 << 30, device_free=1 << 30),
      "Use a smaller batch"),
 ]

@@ -4,6 +4,7 @@ import gzip
 import lzma
 import os
 import struct
+import threading
 
 import pytest
 
@@ -134,3 +135,39 @@ def test_names_beyond_ascii(tmp_path, events):
     path = str(tmp_path / "Läufe ☃.dymem")
     _core.trace.write(path, events)
     assert _core.trace.read(path)["events"] == events
+
+
+# --- where it is written
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path):
+    target, link, pipe = tmp_path / "target.dymem", tmp_path / "link.dymem", tmp_path / "pipe"
+    link.symlink_to(target)
+    _core.trace.write(str(link), b"")
+    assert link.is_symlink() and target.is_file() and list(load(target)[0].events) == []
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    _core.trace.write(str(pipe), b"")
+    reader.join()
+    assert pipe.is_fifo() and read == [target.read_bytes()]
+
+
+def test_several_threads_write_the_same_file(tmp_path):
+    errors = []
+
+    def write():
+        try:
+            for _ in range(30):
+                _core.trace.write(str(tmp_path / "run.dymem"), b"")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and [path.name for path in tmp_path.iterdir()] == ["run.dymem"]
+    assert load(tmp_path / "run.dymem")

@@ -8,14 +8,17 @@ beside what PyTorch's allocator reserved for them on the card; that needs no tor
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Callable, Iterator
 
 from dymem import __version__, _paths
-from dymem.cli.console import chosen, complain, progress, show, write_json
+from dymem.cli.console import chosen, complain, files_before, progress, show, write_json
 from dymem.cli.compare_gpu import Asked, compare_script, compare_training, pictures_in
 from dymem.cli.environment import replay_keys
 from dymem.cli.page import write_page
@@ -95,38 +98,87 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
         raise InvalidArgument(f"there are no recordings in {_paths.traces_dir()}; install dymem again.")
     names = chosen(list(paths), asked.only)
     keys = replay_keys()
-    by_size = sorted(names, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
-    results, failed = {}, []
-    workers = min(2, len(os.sched_getaffinity(0)))
-    context = multiprocessing.get_context("spawn")
-    with progress() as bar, concurrent.futures.ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_end_with_parent) as pool:
-        task = bar.add_task("replaying recordings", total=len(names))
-        started = {pool.submit(_replay_file, str(paths[name]), lag_ms, keys): name for name in by_size}
-        for done in concurrent.futures.as_completed(started):
-            name = started[done]
-            try:
-                results[name] = done.result()
-            except DymemError as error:
-                failed.append(f"{name}: {error}")
-            except BrokenProcessPool:
-                failed.append(f"{name}: the process that replayed it died; `dymem replay {paths[name]}` shows how.")
-            bar.update(task, advance=1, description=f"replayed {name}")
+    results, failed = _replayed({name: paths[name] for name in names}, lag_ms, keys)
     rows = [row for name in names for row in results.get(name, [])]
-    if rows:
-        show(compare_table(rows, lag_ms), asked.markdown)
-    for sentence in failed:
-        complain(sentence)
-    with pictures_in(asked) as folder:
-        if rows and folder is not None:
-            drawn = _drawn({name: paths[name] for name in names if name in results}, folder, keys)
-            write_page(asked.html_file, "dymem compare: recordings", [compare_table(rows, lag_ms), *drawn, *failed])
-    write_json(asked.json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
+
+    def tell() -> None:
+        if rows:
+            show(compare_table(rows, lag_ms), asked.markdown)
+        for sentence in failed:
+            complain(sentence)
+
+    with files_before(tell):
+        write_json(asked.json_file, {"kind": "recordings", "traces": rows, "errors": failed, "dymem": __version__})
+        with pictures_in(asked) as folder:
+            if rows and folder is not None:
+                drawn = _drawn({name: paths[name] for name in names if name in results}, folder, keys, asked.folder is None)
+                write_page(asked.html_file, "dymem compare: recordings", [compare_table(rows, lag_ms), *drawn, *failed])
     return 2 if failed else int(any(row["oom"] or row["audit"] for row in rows))
 
 
-def _drawn(paths: dict[str, Path], folder: Path, keys: dict) -> list[Path | str]:
-    """Who held which addresses, PyTorch's layout above dymem's: one PNG for each recording, or why there is none."""
+def _replayed(paths: dict[str, Path], lag_ms: float, keys: dict) -> tuple[dict[str, list[dict]], list[str]]:
+    """Rows by recording, and a sentence for each that failed.
+
+    A worker that dies takes with it whatever else was begun or waited; those are replayed once more, each in a process of
+    its own, which tells whose fault it was.
+    """
+    results: dict[str, list[dict]] = {}
+    failed: list[str] = []
+    with progress() as bar:
+        task = bar.add_task("replaying recordings", total=len(paths))
+
+        def tell(name: str, rows: list[dict] | None, error: str = "") -> None:
+            if rows is not None:
+                results[name] = rows
+            else:
+                failed.append(f"{name}: {error}")
+            bar.update(task, advance=1, description=f"replayed {name}")
+
+        by_size = sorted(paths, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
+        for name in _round(by_size, paths, lag_ms, keys, min(2, len(os.sched_getaffinity(0))), tell):
+            if _round([name], paths, lag_ms, keys, 1, tell):
+                tell(name, None, f"the process that replayed it died; `dymem replay {paths[name]}` shows how.")
+    return results, failed
+
+
+def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, workers: int,
+           tell: Callable[..., None]) -> list[str]:
+    """Replays in so many processes; the names of those that a process which died left behind."""
+    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"),
+                                                  initializer=_end_with_parent)
+    left = []
+    try:
+        with _interrupts_for_the_parent():
+            started = {pool.submit(_replay_file, str(paths[name]), lag_ms, keys): name for name in names}
+        for done in concurrent.futures.as_completed(started):
+            try:
+                tell(started[done], done.result())
+            except BrokenProcessPool:
+                left.append(started[done])
+            except DymemError as error:
+                tell(started[done], None, str(error))
+    except BaseException:  # what they are at is of no use any more
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    return sorted(left, key=names.index)
+
+
+@contextlib.contextmanager
+def _interrupts_for_the_parent() -> Iterator[None]:
+    """Processes that are started in the block never see Ctrl-C, which reaches all of a terminal: this one ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _drawn(paths: dict[str, Path], folder: Path, keys: dict, scratch: bool) -> list[Path | str]:
+    """Who held which addresses, PyTorch's layout above dymem's: one PNG for each recording, or why there is none. `scratch`:
+    the folder is only for as long as a page is made, which can do without."""
     made: list[Path | str] = []
     with progress() as bar:
         task = bar.add_task("drawing addresses", total=len(paths))
@@ -136,6 +188,11 @@ def _drawn(paths: dict[str, Path], folder: Path, keys: dict) -> list[Path | str]
                 pictures.replayed_addresses(path, target, keys)
             except MissingPackage as error:  # it would be missing for the others too
                 complain(error)
+                return [str(error)]
+            except InvalidArgument as error:
+                if not scratch:
+                    raise
+                complain(f"the page has no pictures: {error} Set TMPDIR to a folder with room for them.")
                 return [str(error)]
             made.append(target)
             bar.update(task, advance=1, description=f"drew {name}")

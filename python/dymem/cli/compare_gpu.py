@@ -19,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Callable, Iterator
 
+from rich.table import Table
+
 from dymem import __version__
 from dymem.cli.compare_tables import cap_table, failures, notes, side_by_side_table
-from dymem.cli.console import chosen, complain, progress, show, write_json
+from dymem.cli.console import chosen, complain, files_before, progress, show, write_json
 from dymem.cli.page import Part, write_page
 from dymem.compare import capped, card, pictures, script, training
 from dymem.errors import DymemError, InvalidArgument
@@ -177,24 +179,29 @@ def _content(asked: Asked, rows: list[dict], missing: dict[str, str]) -> dict:
 
 
 def _finish(asked: Asked, rows: list[dict], names: list[str], missing: dict[str, str], record: Record) -> int:
-    """Tables, pictures, page and JSON; the exit code."""
-    parts: list[Part] = []
-    for row in rows:
-        if "error" in row:
-            continue
-        table, of_page = (cap_table(row) if asked.caps else side_by_side_table(row) for _ in range(2))
-        parts.append(of_page)
-        show(table, asked.markdown)
+    """JSON, pictures, page and tables; the exit code."""
+    shown = [row for row in rows if "error" not in row]
+    parts: list[Part] = [_table_of(asked, row) for row in shown]
     failed = [sentence for row in rows for sentence in failures(row)]
     told = notes(names) + list(dict.fromkeys(missing.values()))
-    for sentence in told + failed:
-        complain(sentence)
-    with pictures_in(asked) as folder:
-        if folder is not None:
-            parts = _with_pictures(asked, rows, parts, names, folder, record)
-        write_page(asked.html_file, "dymem compare", [*parts, *told, *failed])
-    write_json(asked.json_file, _content(asked, rows, missing))
+
+    def tell() -> None:
+        for row in shown:
+            show(_table_of(asked, row), asked.markdown)
+        for sentence in told + failed:
+            complain(sentence)
+
+    with files_before(tell):
+        write_json(asked.json_file, _content(asked, rows, missing))
+        with pictures_in(asked) as folder:
+            if folder is not None:
+                parts = _with_pictures(asked, shown, parts, names, folder, record)
+            write_page(asked.html_file, "dymem compare", [*parts, *told, *failed])
     return 1 if failed else 0
+
+
+def _table_of(asked: Asked, row: dict) -> Table:
+    return cap_table(row) if asked.caps else side_by_side_table(row)
 
 
 @contextlib.contextmanager
@@ -211,10 +218,9 @@ def pictures_in(asked: Asked) -> Iterator[Path | None]:
 
 def _with_pictures(asked: Asked, rows: list[dict], tables: list[Part], names: list[str], folder: Path,
                    record: Record) -> list[Part]:
-    """The tables, each followed by its picture. A picture that cannot be made costs a sentence, no more."""
+    """The tables of the rows, each followed by its picture. A picture that cannot be made costs a sentence, no more."""
     parts: list[Part] = []
-    shown = [row for row in rows if "error" not in row]
-    for row, table in zip(shown, tables):
+    for row, table in zip(rows, tables):
         parts.append(table)
         try:
             parts += _caps_drawn(row, folder) if asked.caps else _addresses_drawn(row, names, folder, record)

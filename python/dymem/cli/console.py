@@ -1,16 +1,19 @@
 """What all commands share: where text goes, how progress looks, how an error is said.
 
-Tables go to stdout; progress and complaints go to stderr, so that stdout can be kept.
+Tables go to stdout; progress and complaints go to stderr, so that stdout can be kept. Whatever a command leaves in files
+it writes before it prints, and it prints also where a file cannot be written (`files_before`): neither a reader that goes
+away nor a full disk costs the whole result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterator, NoReturn
 
 import typer
 from rich import box
@@ -21,12 +24,49 @@ from rich.table import Table
 from dymem.errors import DymemError, InvalidArgument
 from dymem.writing import write_bytes
 
-WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 128  # a table in a file is not cut to 80 columns
-out = Console(width=WIDTH, highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
 BROKEN = 3  # exit code where the pool's own audit failed
+GONE = 141  # … where the reader of stdout has gone, as a shell counts it (128 + SIGPIPE)
+WIDE = 1000  # a table in a file or a pipe is as wide as it needs
+
+
+def silence(descriptor: int) -> None:
+    """What is left in a buffer would fail once more when the process ends, and change its exit code."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+class _Stdout(Console):
+    """What cannot be written there ends the command: without a word where the reader has gone, else with a sentence."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        silence(1)
+        raise SystemExit(GONE)
+
+    def print(self, *args, **kwargs) -> None:
+        try:
+            super().print(*args, **kwargs)
+        except OSError as error:
+            silence(1)
+            raise InvalidArgument(f"stdout cannot be written: {error.strerror}.") from None
+
+
+class _Stderr(Console):
+    """What cannot be said there is not: the exit code tells."""
+
+    def on_broken_pipe(self) -> None:
+        silence(2)
+
+    def print(self, *args, **kwargs) -> None:
+        try:
+            super().print(*args, **kwargs)
+        except OSError:
+            silence(2)
+
+
+WIDTH = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE
+out = _Stdout(width=WIDTH, highlight=False)
+err = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 
 
 def complain(sentence: object) -> None:
@@ -34,9 +74,25 @@ def complain(sentence: object) -> None:
 
 
 def show(table: Table, markdown: bool) -> None:
-    if markdown:
-        table.box, table.title, table.caption, table.show_edge = box.MARKDOWN, None, None, True
-    out.print(table)
+    """On the screen as wide as that is; as Markdown a line for each row, whatever the width."""
+    if not markdown:
+        out.print(table)
+        return
+    table.box, table.title, table.caption, table.show_edge, table.pad_edge = box.MARKDOWN, None, None, True, True
+    wide = Console(width=10 * WIDE, color_system=None, highlight=False)
+    with wide.capture() as text:
+        wide.print(table)
+    lines = [line.rstrip() for line in text.get().splitlines()]
+    out.print("\n".join(line for line in lines if line), markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def files_before(printing: Callable[[], None]) -> Iterator[None]:
+    """Files are written in the block; then `printing` is called, whatever became of them."""
+    try:
+        yield
+    finally:
+        printing()
 
 
 def one_sentence(command: Callable) -> Callable:

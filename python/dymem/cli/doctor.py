@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dymem import __version__
-from dymem.cli.console import complain, out, progress, write_json
+from dymem.cli.console import complain, files_before, out, progress, write_json
 from dymem.doctor import adapters, cards, costs, software
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InvalidArgument
@@ -35,13 +35,17 @@ def main(json_file: Path | None = None, calibrate: bool = False) -> int:
     if calibrate:
         _calibrate(gpus, driver)
     findings += costs.check_costs(gpus, driver) + software.check_optional()
-    out.print(_table(findings))
     ready = not any(finding.missing for finding in findings)
+    with files_before(lambda: _tell(findings, ready)):
+        write_json(json_file, {"dymem": __version__, "host": platform.node(), "python": platform.python_version(),
+                               "ready": ready, "findings": [_json(finding) for finding in findings]})
+    return 0 if ready else 1
+
+
+def _tell(findings: list[Finding], ready: bool) -> None:
+    out.print(_table(findings))
     out.print("dymem can serve PyTorch here." if ready else
               "dymem cannot serve PyTorch here yet (replay, compare, stress and plot work without a GPU).")
-    write_json(json_file, {"dymem": __version__, "host": platform.node(), "python": platform.python_version(),
-                           "ready": ready, "findings": [_json(finding) for finding in findings]})
-    return 0 if ready else 1
 
 
 def _calibrate(gpus: list[Finding], driver: Finding | None) -> None:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from dymem import __version__
-from dymem.cli.console import BROKEN, complain, err, out, progress, write_json
+from dymem.cli.console import BROKEN, complain, err, files_before, out, progress, write_json
 from dymem.cli.environment import replay_keys
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
@@ -69,17 +69,21 @@ def main(traces: list[Path], *, limit: str | None, lag_ms: float, json_file: Pat
                 text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
                 bad.append({"file": str(path), "error": text})
             bar.remove_task(task)
-    for each in bad:
-        complain(each["error"])
-    if results:
-        out.print(table(results))
-        explain(results)
-    write_json(json_file, {"traces": results, "errors": bad, "dymem": __version__})
+    with files_before(lambda: tell(results, bad)):
+        write_json(json_file, {"traces": results, "errors": bad, "dymem": __version__})
     if bad:
         return 2
     if any(result["audit"] for result in results):
         return BROKEN
     return 1 if any(result["oom"] for result in results) else 0
+
+
+def tell(results: list[dict], bad: list[dict]) -> None:
+    for each in bad:
+        complain(each["error"])
+    if results:
+        out.print(table(results))
+        explain(results)
 
 
 def table(results: list[dict]):

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from dymem import __version__
-from dymem.cli.console import BROKEN, chosen, complain, out, progress, show, write_json
+from dymem.cli.console import BROKEN, chosen, complain, files_before, out, progress, show, write_json
 from dymem.cli.environment import replay_keys
 from dymem.cli.stress_tables import card_stress_notes, card_stress_table, card_stress_words, card_time_table
 from dymem.cli.tables import stress_table
@@ -123,11 +123,11 @@ def _emulated(asked: Asked, settings: list[str]) -> int:
                 row["settings"][setting] = dataclasses.asdict(survival)
                 bar.update(task, advance=1)
             rows.append(row)
-    show(stress_table(rows), asked.markdown)
-    asked.report("emulated", rows)
     ratios = [[row["settings"][setting]["ratio"] for setting in settings] for row in rows]
     words = [["> 4x" if ratio is None else f"{ratio:.3f}" for ratio in line] for line in ratios]
-    _draw(asked, rows, settings, ratios, words, "Emulated device")
+    with files_before(lambda: show(stress_table(rows), asked.markdown)):
+        asked.report("emulated", rows)
+        _draw(asked, rows, settings, ratios, words, "Emulated device")
     return _judge(rows)
 
 
@@ -197,13 +197,17 @@ def _on_card(asked: Asked, allocators: list[str], budget_seconds: float) -> int:
         measure_all(bench, jobs, allocators, budget_seconds - (time.monotonic() - began), tell)
     titles = {name: ALLOCATORS[name].title for name in allocators}
     where = machine.get("gpu", "GPU")
-    show(card_stress_table(rows, where), asked.markdown)
-    show(card_time_table(rows, where), asked.markdown)
-    for note in card_stress_notes(rows, titles, {name: ALLOCATORS[name].note for name in allocators}):
-        out.print(note, markup=False)
-    report()
+
+    def tell_all() -> None:
+        show(card_stress_table(rows, where), asked.markdown)
+        show(card_time_table(rows, where), asked.markdown)
+        for note in card_stress_notes(rows, titles, {name: ALLOCATORS[name].note for name in allocators}):
+            out.print(note, markup=False)
+
     ratios = [[None if cell["damaged"] else cell["ratio"] for cell in row["allocators"].values()] for row in rows]
-    _draw(asked, rows, allocators, ratios, [card_stress_words(row) for row in rows], where)
+    with files_before(tell_all):
+        report()
+        _draw(asked, rows, allocators, ratios, [card_stress_words(row) for row in rows], where)
     return _judge_card(rows)
 
 

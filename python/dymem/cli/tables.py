@@ -59,7 +59,8 @@ def replay_table(results: list[dict]) -> Table:
 
 def oom_sentence(result: dict) -> str:
     oom = result["oom"]
-    return (f"dymem: {result['name']} does not fit into {format_bytes(result['limit_bytes'] or 0)}: at event "
+    where = f"into {format_bytes(result['limit_bytes'])}" if result["limit_bytes"] else "on the emulated device"
+    return (f"dymem: {result['name']} does not fit {where}: at event "
             f"{oom['event']:,} of {result['events']:,} it asked for {format_bytes(oom['requested_bytes'])} with "
             f"{format_bytes(oom['live_bytes'])} live, {format_bytes(oom['pending_bytes'])} pending and "
             f"{format_bytes(oom['reserved_bytes'])} reserved; its occupied peak is "

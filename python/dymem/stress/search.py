@@ -15,8 +15,8 @@ from dymem.trace import Recording
 
 # What is compared: the pool's configurations, by the names that the tables use.
 SETTINGS: dict[str, dict[str, object]] = {
-    "vmm": {},
-    "alias=off": {"alias": False},
+    "vmm": {"backing": "vmm", "alias": True},
+    "alias=off": {"backing": "vmm", "alias": False},
     "contiguous": {"backing": "contiguous"},
 }
 MOST = 4.0  # times the occupied peak: what needs more is said to need more

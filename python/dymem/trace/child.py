@@ -8,6 +8,7 @@ library and dymem's own pure Python.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,8 @@ def read_apart(path: Path, layout: bool = False) -> list[DeviceTrace]:
     run = subprocess.run([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(path),
                           *(["layout"] if layout else [])], stdin=subprocess.DEVNULL,
                          capture_output=True)
+    if run.returncode == -signal.SIGKILL:  # nothing in a file does that
+        raise TraceError("its reader was killed, as a host does that is short of memory; try it where there is more.")
     if run.returncode < 0:
         raise TraceError("it killed its reader: it is damaged or hostile, and nothing of it was run.")
     if run.returncode > 0:

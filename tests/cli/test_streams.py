@@ -1,0 +1,168 @@
+"""Streams that are full, closed or left by their reader; files that cannot be written: no result is lost, no traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dymem.cli.tables import oom_sentence
+from dymem.errors import TraceError
+from dymem.trace import child
+
+KMEANS = "kmeans.pickle.xz"
+NAMES = ("vgg16_b128", "unet_b16", "llama_accum", "bert_varlen")
+
+
+@pytest.fixture
+def start(tmp_path, traces):
+    """A command as a shell starts it; `{kmeans}` is a recording."""
+
+    def start(*words, **more):
+        environment = {**os.environ, "DYMEM_CONF": "", **more.pop("env", {})}
+        words = [str(word).format(kmeans=traces / KMEANS) for word in words]
+        return subprocess.Popen([sys.executable, "-m", "dymem", *words], cwd=tmp_path, text=True, env=environment,
+                                **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more})
+
+    return start
+
+
+COMMANDS = [("--help",), ("--version",), ("run", "--help"), ("doctor",), ("stress", "split_hole"), ("replay", "{kmeans}"),
+            ("compare", "--recordings", "--only", "kmeans")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_full_stdout_is_one_sentence_and_exit_code_2(start, command):
+    with open("/dev/full", "w") as full:
+        process = start(*command, stdout=full)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 2 and said == "dymem: stdout cannot be written: No space left on device.\n"
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not command[-1].startswith("--")], ids=" ".join)
+def test_a_reader_that_has_gone_costs_no_result(start, command, tmp_path):
+    process = start(*command, "--json", "out.json")
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(120) == 141 and said == ""
+    assert json.loads((tmp_path / "out.json").read_text())["dymem"]
+
+
+@pytest.mark.parametrize("stream", ["full", "closed"])
+def test_complaints_that_nobody_hears_change_no_exit_code(start, stream):
+    with open("/dev/full", "w") as full:
+        told = {"stderr": full} if stream == "full" else {"preexec_fn": lambda: os.close(2)}
+        process = start("replay", "nothere", **told)
+        process.communicate(timeout=60)
+    assert process.returncode == 2
+
+
+def test_commands_run_with_their_streams_closed(start, tmp_path):
+    process = start("stress", "split_hole", "--json", "out.json", preexec_fn=lambda: (os.close(1), os.close(2)))
+    process.communicate(timeout=60)
+    assert process.returncode == 0 and (tmp_path / "out.json").exists()
+
+
+@pytest.mark.torch
+def test_a_script_is_run_with_its_stdout_closed_as_python_runs_it(start, tmp_path):
+    (tmp_path / "script.py").write_text("import os, sys; open('ran', 'w').write(str(sys.stdout))")
+    process = start("run", "script.py", preexec_fn=lambda: os.close(1))
+    assert process.wait(60) == 0 and (tmp_path / "ran").read_text() == "None"
+
+
+# --- files
+
+
+@pytest.mark.parametrize("command", [("compare", "--recordings", "--only", "kmeans", "--html"),
+                                     ("stress", "split_hole", "--picture")], ids=["compare", "stress"])
+def test_a_page_or_picture_that_cannot_be_written_costs_neither_json_nor_table(start, tmp_path, command):
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "full.png"
+    target.symlink_to("/dev/full")
+    process = start(*command, target.name, "--json", "out.json")
+    told, said = process.communicate(timeout=120)
+    assert process.returncode == 2 and "No space left" in said and "Traceback" not in said
+    assert json.loads((tmp_path / "out.json").read_text()) and ("kmeans" in told or "split_hole" in told)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full.png", "out.json"]
+
+
+def test_markdown_is_a_line_for_each_row_however_narrow_the_screen(start):
+    for command in (("compare", "--recordings", "--only", "kmeans"), ("stress", "--list"), ("stress", "comb")):
+        process = start(*command, "--markdown", env={"COLUMNS": "40"})
+        told, _ = process.communicate(timeout=120)
+        lines = told.splitlines()
+        assert all(line.startswith("| ") or set(line) <= set("|-") for line in lines), told
+        assert len({line.count("|") for line in lines}) == 1 and set(lines[1]) == set("|-"), told
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_it_needs(start, traces):
+    process = start("replay", traces / "resnet32_nobn_cifar_b100.pickle.xz", "--limit", "1.1x", env={"COLUMNS": ""})
+    told, _ = process.communicate(timeout=120)
+    assert "390.0 MiB (+52.4 %)" in told and process.returncode == 0
+
+
+# --- names that mean what they say
+
+
+@pytest.mark.parametrize("conf", ["backing:contiguous", "alias:off"])
+def test_columns_of_stress_are_what_they_are_called(start, tmp_path, conf):
+    process = start("stress", "checkerboard", "--json", "out.json", env={"DYMEM_CONF": conf})
+    process.communicate(timeout=120)
+    (row,) = json.loads((tmp_path / "out.json").read_text())["patterns"]
+    at_limit = {name: survival["at_limit"] for name, survival in row["settings"].items()}
+    assert row["settings"]["vmm"]["ratio"] < 1.1 and at_limit["vmm"]["alias"] is True
+    assert at_limit["alias=off"]["alias"] is False and at_limit["alias=off"]["driver_calls"] > 0
+    assert row["settings"]["contiguous"]["ratio"] > 1.4 and at_limit["contiguous"]["backing"] == "contiguous"
+
+
+def test_without_a_limit_nothing_is_said_of_one():
+    oom = dict.fromkeys(("event", "requested_bytes", "live_bytes", "pending_bytes", "reserved_bytes"), 1 << 45)
+    result = {"name": "big", "events": 2, "occupied_peak_bytes": 1 << 45, "oom": oom, "limit_bytes": None}
+    assert "does not fit on the emulated device" in oom_sentence(result)
+    assert "does not fit into 1.00 GiB" in oom_sentence({**result, "limit_bytes": 1 << 30})
+
+
+# --- interrupted and killed
+
+
+def workers_of(process):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True).stdout
+        if found.split():
+            return [int(pid) for pid in found.split()]
+        time.sleep(0.01)
+    raise AssertionError("no worker was started")
+
+
+def only(*names):
+    return [word for name in names for word in ("--only", name)]
+
+
+def test_a_worker_that_is_killed_costs_nothing(start, tmp_path):
+    process = start("compare", "--recordings", *only(*NAMES), "--json", "out.json")
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert len(content["traces"]) == len(NAMES) and content["errors"] == []
+
+
+def test_ctrl_c_ends_a_comparison_and_its_workers(start):
+    process = start("compare", "--recordings", *only(*NAMES), start_new_session=True)
+    workers = workers_of(process)
+    os.killpg(process.pid, signal.SIGINT)
+    told, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and said == "dymem: stopped.\n" and told == ""
+    assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in workers)
+
+
+def test_a_reader_that_the_host_killed_says_nothing_of_the_file(traces, monkeypatch):
+    killed = subprocess.CompletedProcess([], -signal.SIGKILL, b"", b"")
+    monkeypatch.setattr(child.subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(TraceError, match="short of memory") as raised:
+        child.read_apart(traces / KMEANS)
+    assert "damaged" not in str(raised.value)
