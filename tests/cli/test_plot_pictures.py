@@ -105,7 +105,7 @@ def test_columns_without_events_are_as_before(tmp_path):
     layout = layout_from(tmp_path, history)
     across = axis.make_axis(layout, "time", 10, (0, len(layout)))
     assert across.instants.tolist()[:-1] == [0] * 9 and across.right == pytest.approx(1.000001, abs=1e-5)
-    longer = axis.make_axis(layout, "time", 10, (0, len(layout)), seconds=2.0)
+    longer = axis.make_axis(layout, "time", 10, (0, len(layout)), ends=(0.0, 2.0))
     assert longer.instants.tolist()[6:] == [len(layout)] * 4, "after its end, a trace shows nothing"
     assert (raster.rasterise(layout, longer, colours.classify(layout, "phase"), 4, MIB)[:, 6:] == colours.NOTHING).all()
 

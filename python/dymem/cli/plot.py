@@ -19,7 +19,9 @@ from dymem.trace import Recording, check_there, load
 from dymem.writing import check_apart, check_writable, shown
 
 RECORDED = "recorded"
-CONFIGURATIONS = {"dymem": {}, "dymem_remap": {"alias": "off"}, "dymem_contiguous": {"backing": "contiguous"}}
+# What each name says, whatever DYMEM_CONF says; "dymem" is dymem as it is configured, and its panel tells.
+CONFIGURATIONS = {"dymem": {}, "dymem_remap": {"backing": "vmm", "alias": False},
+                  "dymem_contiguous": {"backing": "contiguous"}}
 ALLOCATORS = [RECORDED, *CONFIGURATIONS]
 _PANELS_MAX = 24
 
@@ -77,7 +79,7 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     out.print(Text(f"Written to {shown(target.absolute())}"), soft_wrap=True)
     stopped = [layout for layout in layouts if layout.stopped is not None]
     for layout in stopped:
-        complain(f"{layout.name}: drawn up to event {layout.stopped:,}, where the limit was not enough any more"
+        complain(f"{layout.whole_name}: drawn up to event {layout.stopped:,}, where the limit was not enough any more"
                  f" ({_held(layout)}); give more with --limit.")
     return 1 if stopped else 0
 
@@ -128,18 +130,20 @@ def _panels(recording: Recording, wanted: list[str] | None) -> list[str]:
 def _layouts(recording: Recording, wanted: list[str], keys: dict | None, limit, lag_ms: float, bar, several: bool) -> list:
     """`keys`: what replays are configured with, beneath the keys of each form."""
     from dymem.plotting.layout import layout_of
-    from dymem.plotting.replayed import replayed_layout
+    from dymem.plotting.replayed import name_of_dymem, replayed_layout
 
     layouts = []
+    names = {RECORDED: "as recorded", "dymem": name_of_dymem(keys or {})}
     for name in wanted:
-        label = {RECORDED: "as recorded"}.get(name, name)
+        label = names.get(name, name)
         shown = f"{recording.name}, {label}" if several or len(wanted) == 1 else label
         if name == RECORDED:
             layouts.append(layout_of(recording, shown))
             continue
         task = bar.add_task(shown, total=len(recording))
         try:
-            layouts.append(replayed_layout(recording, shown, config={**(keys or {}), **CONFIGURATIONS[name]}, limit=limit, lag_ms=lag_ms,
+            layouts.append(replayed_layout(recording, shown, config={**(keys or {}), **CONFIGURATIONS[name]}, limit=limit,
+                                           lag_ms=lag_ms,
                                            progress=lambda done, task=task: bar.update(task, completed=done)))
         except DymemError as error:
             text = str(error)

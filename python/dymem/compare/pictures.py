@@ -46,7 +46,6 @@ def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: 
     """One panel for each (allocator, recorded file): PyTorch's snapshots as they tell, dymem's traces replayed."""
     needs.require()
     from dymem.plotting.address import address_picture
-    from dymem.plotting.files import save_figure
     from dymem.plotting.layout import layout_of
     from dymem.plotting.replayed import replayed_layout
     from dymem.trace import load
@@ -59,9 +58,7 @@ def address_over_time(workload: str, files: Sequence[tuple[str, Path]], target: 
         layouts.append(layout_of(recording, name=title) if keys is None
                        else replayed_layout(recording, name=title, config=keys))
     # By events: on a clock, building the model would fill the picture, and the steps a corner of it.
-    figure = address_picture(layouts, title=f"{workload}: who holds which addresses", x="event")
-    figure.axes[0].set_xlim(0, max(len(layout) for layout in layouts))  # the panels share it; their runs differ in length
-    save_figure(figure, target)
+    address_picture(layouts, target, title=f"{workload}: who holds which addresses", x="event")
 
 
 def replayed_addresses(recording_file: Path, target: Path, keys: Mapping[str, object] | None = None) -> None:
@@ -69,9 +66,11 @@ def replayed_addresses(recording_file: Path, target: Path, keys: Mapping[str, ob
     needs.require()
     from dymem.plotting.address import address_picture
     from dymem.plotting.layout import layout_of
-    from dymem.plotting.replayed import replayed_layout
+    from dymem.plotting.replayed import name_of_dymem, replayed_layout
     from dymem.trace import load
 
     recording = load(recording_file, layout=True)[0]
+    keys = dict(keys or {})
     address_picture([layout_of(recording, name=f"{recording.name}, PyTorch"),
-                     replayed_layout(recording, name=f"{recording.name}, dymem", config=dict(keys or {}))], target, title=recording.name)
+                     replayed_layout(recording, name=f"{recording.name}, {name_of_dymem(keys)}", config=keys)], target,
+                    title=recording.name)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # and with them blocks of a single row, in one panel other ones than in the next.
 COLUMNS, ROWS, ROWS_OF_SEVERAL = 1600, 544, 384
 _DIP = 6                   # pixels: dips of the line of occupied bytes that are narrower are left out
+_NUMBERS = 24              # numbers of iterations that can be read side by side; the first, "iteration 0", takes more
 
 
 def address_picture(recording: Recording | Layout | Sequence[Recording | Layout], target: str | Path | None = None, *,
@@ -33,7 +34,7 @@ def address_picture(recording: Recording | Layout | Sequence[Recording | Layout]
 
     A recording without addresses (dymem's own) is drawn as dymem's pool places it. For other allocators, make a Recording
     of events and their addresses, or a Layout with a name of its own: layout_of(recording, name).
-    `target`: a .png or .svg, written whole or not at all; None = only the figure is returned (matplotlib's Figure).
+    `target`: a .png, .svg or .pdf, written whole or not at all; None = only the figure (matplotlib's) is returned.
     `title` stands above all panels. `colour`: "phase", "mobility", "size" or "stream". `x`: "event", "time" or "auto"
     (events, where all panels replay the same ones). `first` and `last`: iterations to show, both included.
     """
@@ -59,8 +60,7 @@ def kind_of_time(layouts: Sequence[Layout], x: str) -> str:
     """"event" or "time"; "auto" is events where all layouts are of the same ones."""
     if x not in ("auto", *axes_of_time.LABELS):
         raise InvalidArgument(f"the time axis cannot be '{x}'; choose event, time or auto.")
-    same = all(layout.source == layouts[0].source for layout in layouts)
-    return x if x != "auto" else "event" if same else "time"
+    return x if x != "auto" else "event" if axes_of_time.same_trace(layouts) else "time"
 
 
 def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str, first: int | None = None,
@@ -68,20 +68,13 @@ def draw_addresses(panels, layouts: Sequence[Layout], *, colour: str, kind: str,
     """On matplotlib's axes, one for each layout: the same time, the same scale of bytes, one legend."""
     top = max(layout.top for layout in layouts)
     named: dict[str, str] = {}
-    for panel, layout, axis in zip(panels, layouts, shared_axes(layouts, kind, COLUMNS, first, last)):
+    axes = axes_of_time.shared_axes(layouts, kind, COLUMNS, first, last)
+    for panel, layout, axis in zip(panels, layouts, axes):
         classes = colours.classify(layout, colour)
         of_name = shared_colours(classes, named)
         _draw_panel(panel, layout, axis, classes, of_name, top, ROWS if len(layouts) == 1 else ROWS_OF_SEVERAL)
-    panels[-1].set_xlabel(axes_of_time.LABELS[kind])
+    panels[-1].set_xlabel(axes_of_time.label(axes))
     legend(panels[0], named, pending=any((layout.ended > layout.freed).any() for layout in layouts), idle=True)
-
-
-def shared_axes(layouts: Sequence[Layout], kind: str, columns: int, first: int | None,
-                last: int | None) -> list[axes_of_time.Axis]:
-    """An axis for each layout, all as long as the longest."""
-    spans = [axes_of_time.chosen_events(layout, first, last) for layout in layouts]
-    seconds = max(axes_of_time.seconds_of(layout, span) for layout, span in zip(layouts, spans))
-    return [axes_of_time.make_axis(layout, kind, columns, span, seconds) for layout, span in zip(layouts, spans)]
 
 
 def shared_colours(classes: colours.Classes, named: dict[str, str]) -> list[str]:
@@ -152,20 +145,28 @@ def caption(layout: Layout, axis: axes_of_time.Axis) -> str:
 
 
 def mark_iterations(panel, layout: Layout, axis: axes_of_time.Axis) -> None:
-    """A thin line where an iteration begins, and its number, as many as can be read."""
+    """A thin line where an iteration begins, and its number, as many as can be read.
+
+    Clipped: a number outside of the axes (of a figure that is zoomed into) would make them shrink to have room for it."""
     import numpy as np
 
     a, b = axis.span
     iterations = layout.events["iteration"][a:b]
     begins = np.flatnonzero(np.diff(iterations, prepend=-1) > 0)
-    places = axes_of_time.place_of(layout, axis.kind, axis.span)[a:b][begins]
-    shown = list(zip(places.tolist(), iterations[begins].tolist()))
-    every = max(1, -(-len(shown) // 24))
-    for index, (x, iteration) in enumerate(shown):
-        if index % every == 0:
-            panel.axvline(x, color="#00000040", linewidth=0.7)
-            panel.annotate(f"{'iteration ' if index == 0 else ''}{iteration}", (x, 1), xycoords=("data", "axes fraction"),
-                           xytext=(3, -3), textcoords="offset points", fontsize=8, va="top", color="#404040")
+    places = axes_of_time.place_of(layout, axis.kind, axis.origin)[a:b]
+    width = axis.right - axis.left
+    room = max(1, round(_NUMBERS * float(places[-1] - places[0]) / width))  # a short trace beside a long one has little
+    every = max(1, -(-len(begins) // room))
+    free = axis.left  # from here on no number stands yet
+    for index, begin in enumerate(begins[::every].tolist()):
+        x = float(places[begin])
+        panel.axvline(x, color="#00000040", linewidth=0.7)
+        if x < free:
+            continue
+        panel.annotate(f"{'iteration ' if index == 0 else ''}{iterations[begin]}", (x, 1),
+                       xycoords=("data", "axes fraction"), xytext=(3, -3), textcoords="offset points", fontsize=8,
+                       va="top", color="#404040", annotation_clip=True)
+        free = x + width * (1.3 if index == 0 else 0.7) / _NUMBERS
 
 
 def legend(panel, named: dict[str, str], *, pending: bool, idle: bool) -> None:

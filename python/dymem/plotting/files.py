@@ -1,4 +1,4 @@
-"""Pictures as PNG or SVG; every failure is one sentence."""
+"""Pictures as PNG, SVG or PDF, written whole or not at all; every failure is one sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from dymem.errors import InvalidArgument
 from dymem.writing import shown, write_bytes
 
-KINDS = {".png": "png", ".svg": "svg", ".html": "html", ".htm": "html"}
+KINDS = {".png": "png", ".svg": "svg", ".html": "html", ".htm": "html"}  # of `dymem plot`
+FIGURES = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+_UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}  # same input, same bytes
 
 
 def kind_of(target: Path) -> str:
@@ -20,14 +22,17 @@ def kind_of(target: Path) -> str:
 
 
 def save_figure(figure, target: str | Path, dpi: int = 130) -> None:
-    """As PNG or SVG, by the suffix of `target`."""
+    """As PNG, SVG or PDF, by the suffix of `target`.
+
+    Drawn in memory first: matplotlib would leave the half of a file, and a traceback, where a disk is full."""
     target = Path(target)
-    kind = kind_of(target)
-    write_bytes(target, figure_bytes(figure, "png" if kind == "html" else kind, dpi))
+    kind = FIGURES.get(target.suffix.lower())
+    if kind is None:
+        raise InvalidArgument(f"{shown(target)} is no name for a picture; write .png, .svg or .pdf.")
+    write_bytes(target, figure_bytes(figure, kind, dpi))
 
 
 def figure_bytes(figure, kind: str, dpi: int = 130) -> bytes:
     buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}  # same input, same bytes
-    figure.savefig(buffer, format=kind, dpi=dpi, metadata=metadata)
+    figure.savefig(buffer, format=kind, dpi=dpi, metadata=_UNDATED[kind])
     return buffer.getvalue()

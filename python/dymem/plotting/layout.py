@@ -52,6 +52,7 @@ def events_of(recording: Recording):
 @dataclasses.dataclass
 class Layout:
     name: str
+    trace: str              # the name of the recording
     source: str             # the file it comes from, and its device
     events: np.ndarray      # event_type()
     # blocks, in the order they were allocated
@@ -78,6 +79,12 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.events)
+
+    @property
+    def whole_name(self) -> str:
+        """For a sentence that stands alone: the name of a panel may be an allocator's only."""
+        told = self.name == self.trace or self.name.startswith(f"{self.trace}, ")
+        return self.name if told else f"{self.trace}, {self.name}"
 
     @property
     def top(self) -> int:
@@ -229,7 +236,7 @@ def assemble(name: str, recording: Recording, events, extents: Extents, pieces: 
     low = np.array(extents.low, dtype=np.int64)
     frame = np.frombuffer(recording.frame_of, "<u4")[alloc] if recording.frame_of else np.zeros(len(alloc), np.uint32)
     return Layout(
-        name=name, source=f"{recording.file}:{recording.device}", events=events,
+        name=name, trace=recording.name, source=f"{recording.file}:{recording.device}", events=events,
         born=alloc, freed=freed, ended=ended, size=own, frame=frame, frames=recording.frames,
         piece_block=piece[:, 0], piece_low=piece[:, 1], piece_high=piece[:, 2],
         extent_low=low, extent_high=low + np.array(extents.size, dtype=np.int64),

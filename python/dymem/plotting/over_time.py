@@ -45,7 +45,8 @@ def draw_bytes(panels, layouts: Sequence[Layout], *, colour: str, kind: str, fir
               for layout in layouts)
     unit, unit_name = address.unit_of(top)
     named: dict[str, str] = {}
-    for panel, layout, axis in zip(panels, layouts, address.shared_axes(layouts, kind, COLUMNS, first, last)):
+    axes = axes_of_time.shared_axes(layouts, kind, COLUMNS, first, last)
+    for panel, layout, axis in zip(panels, layouts, axes):
         classes = colours.classify(layout, colour)
         of_name = address.shared_colours(classes, named)
         panel.stackplot(axis.positions(), stacked(layout, axis, classes) / unit, step="post", linewidth=0,
@@ -56,5 +57,5 @@ def draw_bytes(panels, layouts: Sequence[Layout], *, colour: str, kind: str, fir
         panel.set_xlim(axis.left, axis.right)
         panel.set_title(address.caption(layout, axis), loc="left", fontsize=11)
         address.mark_iterations(panel, layout, axis)
-    panels[-1].set_xlabel(axes_of_time.LABELS[kind])
+    panels[-1].set_xlabel(axes_of_time.label(axes))
     address.legend(panels[0], named, pending=any((layout.ended > layout.freed).any() for layout in layouts), idle=False)

@@ -8,8 +8,9 @@ was ever used is taken, since its high-water mark is what counts as reserved.
 from __future__ import annotations
 
 import bisect
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Mapping
 
+from dymem.config import Config
 from dymem.errors import InvalidArgument
 from dymem.plotting.layout import BLOCK_UNIT, Extents, Layout, assemble, events_of, lay, layout_of
 from dymem.replaying import replay_recording
@@ -55,6 +56,14 @@ def replayed_layout(recording: Recording, name: str | None = None, *, config: di
 def layout_for(recording: Recording, name: str | None = None) -> Layout:
     """As recorded where the recording tells addresses, else as dymem's pool places it."""
     return layout_of(recording, name) if recording.addresses else replayed_layout(recording, name)
+
+
+def name_of_dymem(keys: Mapping[str, object]) -> str:
+    """What a panel of dymem configured with `keys` is called: with its form, where DYMEM_CONF chose another than usual.
+
+    A picture outlives the line in the terminal that says so."""
+    form = {key: keys[key] for key in ("backing", "alias") if key in keys}
+    return ", ".join(filter(None, ("dymem", Config(**form).to_conf())))
 
 
 class Device:
