@@ -31,5 +31,5 @@ def draw(path: Path, rows: list[str], columns: list[str], ratios: list[list[floa
                       fontweight="bold" if ratio is not None and ratio == best else "normal",
                       color="white" if ratio is not None and ratio > 1 + 0.7 * (END - 1) else "black")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, label=f"smallest limit / occupied peak ({END:g} and more look alike)")
+    figure.colorbar(image, ax=axes, label=f"limit / occupied peak\n({END:g} and more look alike)")
     save_figure(figure, path)
