@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -65,8 +66,11 @@ void free_quietly(Addr address) noexcept {
 }
 
 void set_memory_fraction(int device, Pool& pool, double fraction) {
-  if (!(fraction >= 0.0 && fraction <= 1.0))
-    throw InvalidArgument("dymem: the memory fraction must be from 0 to 1, not " + std::to_string(fraction) + ".");
+  if (!(fraction >= 0.0 && fraction <= 1.0)) {
+    char text[40];  // all its digits: rounded, what is a little above 1 would read as 1
+    const std::string number(text, std::to_chars(text, text + sizeof text, fraction).ptr);
+    throw InvalidArgument("dymem: the memory fraction must be from 0 to 1, not " + number + ".");
+  }
   const Bytes configured = process_config().pool.limit;
   const Bytes total = pool.driver().memory().total;
   // A limit of 0 means none: a fraction of 0 becomes the smallest limit there is, all of the device becomes none.
@@ -76,7 +80,11 @@ void set_memory_fraction(int device, Pool& pool, double fraction) {
   fractions()[device] = fraction;
 }
 
-double memory_fraction(int device) { return device >= 0 && device < kDevicesMax ? fractions()[device].load() : 1.0; }
+double memory_fraction(int device) {
+  if (device < 0 || device >= kDevicesMax)
+    throw InvalidArgument("dymem: there is no device " + std::to_string(device) + "; devices are numbered from 0.");
+  return fractions()[device].load();
+}
 
 Bytes trim_all() {
   Bytes given_back = 0;

@@ -52,20 +52,26 @@ Bytes run_free_memory_callbacks(Pool& pool) {
   return some ? 1 : 0;  // it says that it freed something, perhaps memory of another allocator: worth another try
 }
 
+// PyTorch's settings are read in two parts, each at its first use. Both here, so that the first allocation of a device says
+// what PyTorch cannot read, as it would without dymem, and not the snapshot that somebody takes hours later.
+double fraction_of_settings() {
+  (void)c10::CachingAllocator::AcceleratorAllocatorConfig::instance();
+  return native::CUDAAllocatorConfig::per_process_memory_fraction();
+}
+
 // Each pool, before anyone else sees it.
 void prepare_pool(int device, Pool& pool) {
   pool.set_reclaim_callback([device, &pool](Bytes) {
     const Bytes freed = run_free_memory_callbacks(pool);
     return freed + torch_allocator().forwarded().reclaim(device);
   });
-  // PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction:…
-  const double fraction = native::CUDAAllocatorConfig::per_process_memory_fraction();
+  const double fraction = fraction_of_settings();
   if (fraction < 1.0) set_memory_fraction(device, pool, fraction);
 }
 
 // PyTorch reads PYTORCH_ALLOC_CONF at the first use of a setting, and refuses a `backend` other than the allocator that is
 // in place by then: while that is still the one it chose itself, any backend it knows is one it takes. What it cannot read
-// it says at the first allocation, as ever: reading that failed is tried again there.
+// it says at the first allocation, as ever: prepare_pool() reads again what failed here.
 void read_settings() noexcept {
   try {
     (void)native::CUDAAllocatorConfig::per_process_memory_fraction();
@@ -87,8 +93,8 @@ void tell_of_free(const void* pointer) noexcept {
   }
 }
 
-void check_device(int device) {
-  if (device < 0 || device >= kDevicesMax) raise("dymem: there is no device " + std::to_string(device) + ".");
+void check_device(int device, int count = kDevicesMax) {
+  if (device < 0 || device >= count) raise("dymem: there is no device " + std::to_string(device) + ".");
 }
 
 c10::CachingAllocator::Stat copy_stat(const Stat& from) {
@@ -377,7 +383,18 @@ void TorchAllocator::enable(bool value) {
   TORCH_CHECK(value, "dymem cannot be switched off once it is installed: start the process without dymem.install().");
 }
 
-double TorchAllocator::getMemoryFraction(c10::DeviceIndex device) { return memory_fraction(device); }
+// Of a device that was not used yet: what it will get.
+double TorchAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  const int count = emulated_ ? dymem::device_count() : device_count_;  // 0: PyTorch has not asked, and nobody may (T1)
+  check_device(device, count ? count : kDevicesMax);
+  return pool_if_made(device) ? memory_fraction(device) : fraction_of_settings();
+}
+
+void TorchAllocator::heed_fraction_of_settings() {
+  const double fraction = fraction_of_settings();
+  for (int device = 0; device < kDevicesMax; ++device)
+    if (Pool* made = pool_if_made(device)) set_memory_fraction(device, *made, fraction);
+}
 
 void TorchAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   check_device(device);

@@ -53,6 +53,7 @@ class TorchAllocator final : public torch::cuda::CUDAPluggableAllocator::CUDAPlu
   bool isEnabled() const override { return true; }
   double getMemoryFraction(c10::DeviceIndex device) override;
   void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
+  void heed_fraction_of_settings();  // per_process_memory_fraction was set at run time: for the pools that are made
   std::vector<native::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override;
 
   // --- statistics

@@ -76,6 +76,12 @@ PYBIND11_MODULE(_torch, m) {
   m.def("native_initialized", &native_allocator_initialized,
         "Whether the allocator that PyTorch uses now was initialised by a first use of CUDA.");
 
+  m.def("heed_fraction_of_settings", [] { torch_allocator().heed_fraction_of_settings(); },
+        py::call_guard<py::gil_scoped_release>(),
+        "Gives every device in use the per_process_memory_fraction that PyTorch's settings have now.");
+  m.def("cuda_allocator_is_ours",
+        [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
+
   // --- for tests: the adapter, with explicit device and stream
   py::class_<HeldData>(m, "Data")
       .def_property_readonly("address", [](const HeldData& d) { return as_integer(d.data.get()); })
@@ -145,8 +151,6 @@ PYBIND11_MODULE(_torch, m) {
   });
   m.def("accelerator_allocator_is_ours",
         [] { return c10::GetAllocator(c10::DeviceType::CUDA) == static_cast<c10::Allocator*>(&torch_allocator()); });
-  m.def("cuda_allocator_is_ours",
-        [] { return native::get() == static_cast<native::CUDAAllocator*>(&torch_allocator()); });
   bind_tools(m);
   bind_op_log(m);
   bind_following(m);

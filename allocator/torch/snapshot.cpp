@@ -12,8 +12,10 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <limits>
+#include <string>
 
 #include "torch/adapter.hpp"
 #include "torch/history.hpp"
@@ -52,21 +54,36 @@ native::SegmentInfo segment_info(int device, const PoolSegment& from,
   return to;
 }
 
-// What PyTorch was told, and what dymem was: the only place in a snapshot where its reader can learn who made it.
+// What PyTorch was told, in its own words; if it could not read that, in those of the environment.
+std::string settings_of_pytorch() {
+  try {
+    return c10::CachingAllocator::AcceleratorAllocatorConfig::last_allocator_settings();
+  } catch (const c10::Error&) {
+    for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+      if (const char* text = std::getenv(variable)) return text;
+    return {};
+  }
+}
+
+// What PyTorch was told, and what dymem was: the only place in a snapshot where its reader can learn who made it. A setting
+// that PyTorch cannot read costs no snapshot: the first allocation says so (prepare_pool), and its fields stay 0 here.
 native::AllocatorConfigInfo config_info() {
   using Config = native::CUDAAllocatorConfig;
   native::AllocatorConfigInfo info{};
   info.garbage_collection_threshold = 0;  // nothing is collected, every block may be split, requests are not rounded up
   info.max_split_size = std::numeric_limits<size_t>::max();
-  info.pinned_num_register_threads = Config::pinned_num_register_threads();
   info.expandable_segments = false;
   info.release_lock_on_malloc = false;
-  info.pinned_use_host_register = Config::pinned_use_cuda_host_register();
-  info.graph_capture_record_stream_reuse = Config::graph_capture_record_stream_reuse();
-  info.last_allocator_settings = c10::CachingAllocator::AcceleratorAllocatorConfig::last_allocator_settings();
+  try {
+    info.pinned_num_register_threads = Config::pinned_num_register_threads();
+    info.pinned_use_host_register = Config::pinned_use_cuda_host_register();
+    info.graph_capture_record_stream_reuse = Config::graph_capture_record_stream_reuse();
+    torch_compat::fill_later_config(info);
+  } catch (const c10::Error&) {
+  }
+  info.last_allocator_settings = settings_of_pytorch();
   info.last_allocator_settings += (info.last_allocator_settings.empty() ? "backend:dymem," : ",backend:dymem,") +
                                   config_to_string(process_config());
-  torch_compat::fill_later_config(info);
   return info;
 }
 

@@ -5,7 +5,7 @@
   replaced    shapes an allocator that is not there any more. It is named once, in one warning, with what to do instead.
 
 Private pools (torch.cuda.graph, torch.cuda.MemPool) are served by PyTorch's own allocator, which goes on reading all its
-keys there. Nothing is imported, no CUDA touched; PyTorch itself judges values, at its own time.
+keys there. Neither torch nor the core is imported, no CUDA touched; PyTorch itself judges values, at its own time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import dataclasses
 import re
 import warnings
 from typing import Callable, Mapping, Sequence
+
+from dymem.config import shortened
 
 # PyTorch reads the first for some keys and the second for others; where they differ, each may be in force.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -35,7 +37,8 @@ class Key:
 KEYS: dict[str, Key] = {key.name: key for key in (
     Key("per_process_memory_fraction", "a hard cap over pool and private pools together"),
     Key("graph_capture_record_stream_reuse", "of private pools only, which read it"),
-    Key("throw_on_cudamalloc_oom", "a request that cannot be served always raises, and then its observers are called"),
+    Key("throw_on_cudamalloc_oom", "a request that cannot be served raises with it and without; observers of rejections are "
+        "called only with it"),
     *(Key(f"pinned_{name}", "of pinned host memory, which PyTorch goes on serving") for name in (
         "use_cuda_host_register", "use_hip_host_register", "use_background_threads", "num_register_threads",
         "reserve_segment_size_mb", "free_catch_all", "max_round_threshold_mb", "max_cached_size_mb")),
@@ -53,28 +56,28 @@ KEYS: dict[str, Key] = {key.name: key for key in (
 )}
 
 
-def asked(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> dict[str, str]:
-    """Every key that the variables set, with its value (of a list, "[…]")."""
-    found: dict[str, str] = {}
+def asked(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> dict[str, list[str]]:
+    """Every key that the variables set, with all its values (of a list, "[…]"): which one is in force only PyTorch knows."""
+    found: dict[str, list[str]] = {}
     for variable in variables:
         text = re.sub(r"\[[^\]]*\]", "[…]", environment.get(variable, ""))  # a list has commas of its own
         for item in text.split(","):
             key, _, value = (part.strip() for part in item.partition(":"))
             if key:
-                found.setdefault(key, value)
+                found.setdefault(key, []).append(value)
     return found
 
 
 def replaced(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES) -> dict[str, str]:
     """The keys that ask for something and mean nothing under dymem, each with what to do instead."""
     told = {}
-    for name, value in asked(environment, variables).items():
+    for name, values in asked(environment, variables).items():
         key = KEYS.get(name)
         if key is None and name.startswith("pinned_"):
             continue  # of a newer PyTorch
         if key is None:
-            told[name] = "dymem does not know it"
-        elif key.instead and value.lower() not in key.nothing:
+            told[shortened(name)] = "dymem does not know it"
+        elif key.instead and any(value.lower() not in key.nothing for value in values):
             told[name] = key.instead
     return told
 
@@ -89,23 +92,27 @@ def warning(environment: Mapping[str, str], variables: Sequence[str] = VARIABLES
             "pools of CUDA graphs and MemPool: " + "; ".join(f"{name} ({why})" for name, why in told.items()) + ".")
 
 
-def watch(torch, backend: str) -> None:
+def watch(torch, backend: str, heed_fraction: Callable[[], object]) -> None:
     """From now on, settings changed at run time are answered as those of the environment are. Once a process.
 
-    `backend` is the one that PyTorch had chosen before dymem took its place.
+    `backend` is the one that PyTorch had chosen before dymem took its place; `heed_fraction` gives the memory fraction of the
+    settings to the pools that are made already.
     """
     for name in SETTERS:
         if (setter := getattr(torch._C, name, None)) is not None:
-            setattr(torch._C, name, _telling(setter, name, backend))
+            setattr(torch._C, name, _telling(setter, name, backend, heed_fraction))
 
 
-def _telling(setter: Callable[[str], object], name: str, backend: str) -> Callable[[str], object]:
+def _telling(setter: Callable[[str], object], name: str, backend: str,
+             heed_fraction: Callable[[], object]) -> Callable[[str], object]:
     # PyTorch takes no backend but the allocator in place; under its own it would have taken this one, which asks for nothing.
     same = re.compile(rf"(^|,)\s*backend\s*:\s*{re.escape(backend)}\s*(?=,|$)")
 
     def tells(env: str) -> object:
         rest = same.sub("", env).removeprefix(",") if isinstance(env, str) else env
         answer = setter(rest) if rest or not env else None  # first: what PyTorch refuses is refused
+        if "per_process_memory_fraction" in asked({name: env}, (name,)):
+            heed_fraction()
         if (sentence := warning({name: env}, (name,))) is not None:
             warnings.warn(sentence, stacklevel=2)
         return answer

@@ -32,6 +32,7 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
     wanted = _configuration(config, keys)
     with _lock:
         if _installed is not None:
+            _refuse_if_replaced()
             if _installed == wanted:
                 return
             raise InstallError(f"dymem is installed in this process already, with the configuration "
@@ -46,16 +47,16 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
             raise InstallError(_TOO_LATE)
         from dymem import _core
 
+        if (sentence := alloc_conf.warning(os.environ)) is not None:
+            warnings.warn(sentence, stacklevel=2)  # where warnings are errors this raises: nothing was changed yet
         try:
             _core.abi.configure(wanted.to_conf())
         except InvalidArgument as error:
             raise InstallError(str(error).removeprefix("dymem: ")) from None
-        if (sentence := alloc_conf.warning(os.environ)) is not None:
-            warnings.warn(sentence, stacklevel=2)
         backend = torch.cuda.get_allocator_backend()
         adapter.install()
         nccl_settings.keep_captured_buffers_unregistered(os.environ, wanted.backing)
-        alloc_conf.watch(torch, backend)
+        alloc_conf.watch(torch, backend, adapter.heed_fraction_of_settings)
         _installed = wanted
         if wanted.mobility == "auto":
             from dymem.mobility import automatic
@@ -97,6 +98,16 @@ def _import_torch():
         raise InstallError(f"this torch ({torch.__version__}) was built without CUDA, so there is nothing to allocate for: "
                            "install a CUDA build of torch.")
     return torch
+
+
+def _refuse_if_replaced() -> None:
+    """PyTorch lets anyone replace an allocator that was not used yet."""
+    import torch
+    from dymem import _torch
+
+    if not _torch.cuda_allocator_is_ours():
+        raise InstallError(f"another allocator ('{torch.cuda.get_allocator_backend()}') has taken dymem's place since "
+                           "dymem.install(): leave out the call that did so (torch.cuda.memory.change_current_allocator).")
 
 
 def _refuse_if_cuda_was_used(torch) -> None:

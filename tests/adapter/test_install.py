@@ -41,6 +41,28 @@ def test_again_with_the_same_configuration_does_nothing_with_another_raises(scri
     """)
 
 
+def test_an_allocator_that_took_its_place_is_told_of(script):
+    script("""
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(dymem.library_path(), "dymem_malloc", "dymem_free")
+        torch.cuda.memory.change_current_allocator(allocator)
+        for limit in (None, "1GiB"):
+            raises(dymem.InstallError, lambda: dymem.install(driver="emulated", emulated_capacity="64MiB", limit=limit),
+                   "'pluggable'", "taken dymem's place", "change_current_allocator")
+    """)
+
+
+def test_where_warnings_are_errors_nothing_is_half_done(script):
+    script("""
+        import warnings
+        warnings.simplefilter("error")
+        raises(UserWarning, lambda: dymem.install(driver="emulated", limit="32MiB"), "max_split_size_mb")
+        assert torch.cuda.get_allocator_backend() == "native"
+        warnings.simplefilter("ignore")
+        dymem.install(driver="emulated", limit="16MiB")
+        assert torch.cuda.get_allocator_backend() == "dymem" and "limit:16777216" in _core.abi.process_config()
+    """, conf=None, PYTORCH_ALLOC_CONF="max_split_size_mb:64")
+
+
 def test_configuration_comes_from_the_environment_and_keys_go_on_top(script):
     script("""
         dymem.install(limit="32MiB")
@@ -245,10 +267,59 @@ def test_settings_changed_at_run_time_are_answered_too(script):
 
 def test_a_fraction_in_pytorchs_settings_is_honoured(script):
     script("""
+        assert torch._C._cuda_getMemoryFraction(0) == 0.25 and not _core.abi.made(0)
         _torch.allocate_on(1)
         assert _core.abi.pool(0).limit() == 16 * MiB
         assert torch._C._cuda_getMemoryFraction(0) == 0.25
     """, PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.25")
+
+
+def test_a_fraction_that_is_set_at_run_time_is_one_for_all_devices(script):
+    script("""
+        from dymem.alloc_conf import SETTERS
+        fraction, limit = torch._C._cuda_getMemoryFraction, lambda device: _core.abi.pool(device).limit()
+        _torch.allocate_on(1, device=0)
+        assert limit(0) == 0
+        for wanted, setter in zip((0.5, 0.25), [getattr(torch._C, name) for name in SETTERS if hasattr(torch._C, name)]):
+            setter(f"per_process_memory_fraction:{wanted}")
+            assert fraction(0) == fraction(1) == wanted and limit(0) == wanted * 64 * MiB
+            assert not _core.abi.made(1)
+        raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(40 * MiB, device=0), "limit")
+        _torch.allocate_on(1, device=1)
+        assert limit(1) == limit(0)
+        torch._C._cuda_setMemoryFraction(0.75, 0)
+        setter("pinned_use_background_threads:True")  # says nothing of it
+        assert fraction(0) == 0.75 and fraction(1) == wanted
+    """, conf="driver='emulated', emulated_capacity='64MiB', emulated_devices=2")
+
+
+def test_a_fraction_of_no_device_and_one_that_is_none(script):
+    script("""
+        for device in (-1, 1, 63, 64, 100):
+            raises(RuntimeError, lambda: torch._C._cuda_getMemoryFraction(device), f"there is no device {device}")
+            raises(RuntimeError, lambda: torch._C._cuda_setMemoryFraction(0.5, device), f"there is no device {device}")
+        for device in (-1, 64):
+            raises(dymem.InvalidArgument, lambda: _core.abi.memory_fraction(device), f"there is no device {device}")
+        for fraction in (1.0000001, -1e-9, float("nan")):
+            raises(dymem.InvalidArgument, lambda: _core.abi.set_memory_fraction(0, fraction), f"not {fraction}")
+    """)
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:maybe", "max_split_size_mb:1", "per_process_memory_fraction:3",
+                                     "nosuchkey:1"])
+def test_a_setting_that_pytorch_cannot_read_fails_the_first_allocation_and_no_snapshot(script, setting):
+    script(f"""
+        for _ in range(2):
+            try:
+                _torch.allocate_on(1)
+            except Exception as error:
+                assert type(error) in (RuntimeError, ValueError) and not isinstance(error, torch.OutOfMemoryError), error
+            else:
+                raise AssertionError("it was taken")
+            settings = torch._C._cuda_memorySnapshot(None)["allocator_settings"]
+            assert "backend:dymem" in settings["PYTORCH_CUDA_ALLOC_CONF"], settings
+            assert "{setting}" in settings["PYTORCH_CUDA_ALLOC_CONF"], settings
+    """, PYTORCH_ALLOC_CONF=setting)
 
 
 def test_without_a_gpu_only_the_first_allocation_fails(script):

@@ -44,8 +44,22 @@ def test_what_is_replaced_is_named_once_with_what_to_do(text, names):
 def test_both_variables_count_each_key_once():
     both = {CUDA: "max_split_size_mb:64,expandable_segments:True", GENERIC: "max_split_size_mb:128,roundup_power2_divisions:8"}
     assert list(replaced(both)) == ["max_split_size_mb", "expandable_segments", "roundup_power2_divisions"]
-    assert asked(both)["max_split_size_mb"] == "64"
+    assert asked(both)["max_split_size_mb"] == ["64", "128"]
     assert f"{CUDA} and {GENERIC}" in warning(both)
+
+
+@pytest.mark.parametrize("cuda, generic, name", [
+    ("expandable_segments:False", "expandable_segments:True", "expandable_segments"),
+    ("expandable_segments:True", "expandable_segments:False", "expandable_segments"),
+    ("expandable_segments:False,expandable_segments:True", "", "expandable_segments"),
+    ("", "release_lock_on_cudamalloc:0,pinned_free_catch_all:True,release_lock_on_cudamalloc:1", "release_lock_on_cudamalloc"),
+    ("backend:native", "backend:cudaMallocAsync", "backend")])
+def test_of_values_that_contradict_each_other_one_that_asks_for_something_is_enough(cuda, generic, name):
+    assert list(replaced({CUDA: cuda, GENERIC: generic})) == [name]
+
+
+def test_a_key_that_nobody_knows_stays_on_one_line():
+    assert "\n" not in warning({GENERIC: "no\nsuch:1"})
 
 
 @pytest.mark.torch
