@@ -16,13 +16,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator
 
 from dymem.errors import DymemError, InvalidArgument, SleepError
 
-_known: dict[str, int] = {}  # tags by name: their numbers in the core
+_used: set[str] = set()       # tags under which something was allocated
+_open: list["_Region"] = []   # `with tagged(...)` blocks that are being run, of all threads
+_innermost = threading.local()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,28 @@ class SleepReport:
         return ", ".join(said)
 
 
+class _Region:
+    """One run of a `with tagged(name)` block. The core does not keep which tags it gave, so allocations are counted from
+    begin to end; those of other threads meanwhile count too, and may let a name pass under which nothing lies."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.began, self.inner = name, _allocations(), 0
+
+    def allocations(self) -> int:
+        """So far; above 0 too if the counts were reset meanwhile and more is held than at the beginning."""
+        (before, held_before), (now, held) = self.began, _allocations()
+        return now - before if now > before else max(before - now, held - held_before, 0)
+
+    def used(self) -> bool:
+        return self.allocations() != self.inner
+
+
+def _allocations() -> tuple[int, int]:
+    """How many blocks the pools have handed out since they were made or their counts reset, and how many are held."""
+    counts = [pool.stats()["allocation"]["all"] for _, pool in _pools(None)]
+    return sum(count["allocated"] for count in counts), sum(count["current"] for count in counts)
+
+
 @contextlib.contextmanager
 def tagged(name: str) -> Iterator[None]:
     """Blocks allocated by this thread in the `with` block carry the tag `name` until they are freed.
@@ -67,11 +92,22 @@ def tagged(name: str) -> Iterator[None]:
     """
     from dymem import _core
 
-    before = _core.pool.set_current_tag(_number(name))
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a tag is a name such as 'weights', not {name!r}")
+    before = _core.pool.set_current_tag(_core.pool.tag_number(name))
+    outer = getattr(_innermost, "region", None)
+    region = _innermost.region = _Region(name)
+    _open.append(region)
     try:
         yield
     finally:
         _core.pool.set_current_tag(before)
+        _innermost.region = outer
+        if region.used():
+            _used.add(name)
+        _open.remove(region)
+        if outer is not None:
+            outer.inner += region.allocations()
 
 
 def sleep(keep: str | Iterable[str] = "host", tags: str | Iterable[str] | None = None, device=None) -> SleepReport:
@@ -172,25 +208,18 @@ def _pools(device) -> list[tuple[int, object]]:
     return [(number, _core.abi.pool(number)) for number in numbers if _core.abi.made(number)]
 
 
-def _number(name: str) -> int:
-    if not isinstance(name, str):
-        raise InvalidArgument(f"a tag is a name such as 'weights', not {name!r}")
-    if name not in _known:
-        from dymem import _core
-
-        _known[name] = _core.pool.tag_number(name)
-    return _known[name]
-
-
 def _names(tags: str | Iterable[str]) -> list[str]:
     """Only tags that were used: a misspelt one would drop what it was to keep."""
     try:
         names = [tags] if isinstance(tags, str) else list(tags)
     except TypeError:
         raise InvalidArgument(f"tags are names such as ('weights',), not {tags!r}") from None
+    used = _used | {region.name for region in list(_open) if region.used()}
     for name in names:
-        if name not in _known:
-            known = ", ".join(sorted(_known)) or "none yet"
+        if not isinstance(name, str):
+            raise InvalidArgument(f"a tag is a name such as 'weights', not {name!r}")
+        if name not in used:
+            known = ", ".join(sorted(used)) or "none yet"
             raise InvalidArgument(f"nothing was allocated under dymem.tagged({name!r}); the tags used are: {known}")
     return names
 

@@ -101,9 +101,8 @@ def test_levels_and_tags_of_a_serving_engine(sleeper):
 def test_what_is_refused_is_said_in_one_sentence(sleeper):
     sleeper("""
         assert dymem.sleep().devices == () and dymem.wake().memory_bytes == 0  # nothing was used yet
-        held = block(3 * MiB, 5)
         with dymem.tagged("weights"):
-            pass
+            held = block(3 * MiB, 5)
         raises(dymem.InvalidArgument, lambda: dymem.sleep("hots"), "'host', 'drop'")
         raises(dymem.InvalidArgument, lambda: dymem.sleep(keep=("wieghts",)), "wieghts", "weights")
         raises(dymem.InvalidArgument, lambda: dymem.wake(tags=("x",)), "'x'")
@@ -121,6 +120,52 @@ def test_what_is_refused_is_said_in_one_sentence(sleeper):
         _core.abi.driver(0).give_memory(_core.abi.driver(0).memory()[1])
         dymem.wake()
         assert intact(held)
+    """)
+
+
+def test_a_name_counts_once_something_was_allocated_under_it(sleeper):
+    """Entering the block is not enough: sleep(keep=("weigths",)) would drop what is tagged "weights"."""
+    sleeper("""
+        def known(name):
+            try:
+                dymem.sleep(tags=(name,))
+            except dymem.InvalidArgument as error:
+                assert f"nothing was allocated under dymem.tagged('{name}')" in str(error)
+                return False
+            dymem.wake()
+            return True
+        with dymem.tagged("weights"):
+            assert not known("weights")
+            held = [block(3 * MiB, 5)]
+            assert known("weights")  # while the block is still open
+        with dymem.tagged("weigths"):
+            pass
+        raises(dymem.InvalidArgument, lambda: dymem.sleep(keep=("weigths",)), "the tags used are: weights")
+        raises(dymem.InvalidArgument, lambda: dymem.wake(tags=("weigths",)), "weigths")
+        assert intact(held[0])
+        with dymem.tagged("outer"):
+            held.append(block(MiB, 6))
+            with dymem.tagged("only around another"):
+                with dymem.tagged("inner"):
+                    held.append(block(MiB, 7))
+        assert known("outer") and known("inner") and not known("only around another")
+        with dymem.tagged("frees only"):
+            held.pop()[0].free()
+        assert not known("frees only")
+        try:
+            with dymem.tagged("failed"):
+                _torch.allocate_on(1 << 40)
+        except torch.OutOfMemoryError:
+            pass
+        assert not known("failed")
+        with dymem.tagged("gone"):
+            _torch.allocate_on(5000).free()
+        assert known("gone")  # what it named was freed since: still a name that was meant
+        torch._C._cuda_resetAccumulatedMemoryStats(0)
+        with dymem.tagged("counts reset"):
+            held.append(block(MiB, 8))
+            torch._C._cuda_resetAccumulatedMemoryStats(0)
+        assert known("counts reset")
     """)
 
 

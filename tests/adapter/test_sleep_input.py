@@ -15,6 +15,9 @@ from dymem.errors import InvalidArgument
     (lambda: dymem.sleep(device=99), "there is no device 99: devices are numbered from 0 to"),
     (lambda: dymem.sleep(tags=("no such tag",)), "nothing was allocated under"),
     (lambda: dymem.wake(tags=5), "names such as"),
+    (lambda: dymem.sleep(keep=[["x"]]), "a tag is a name"),
+    (lambda: dymem.sleep(tags=[{}]), "a tag is a name"),
+    (lambda: dymem.wake(tags=(None,)), "a tag is a name"),
 ])
 def test_bad_arguments_get_one_sentence(call, word):
     with pytest.raises(InvalidArgument, match=word) as caught:
