@@ -6,6 +6,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <iterator>
 #include <string_view>
 
@@ -26,8 +27,23 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
+// What somebody wrote, for a sentence on one line.
+std::string shown(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    char code[5];
+    if (std::iscntrl(static_cast<unsigned char>(c))) {
+      std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
 [[noreturn]] void bad_value(std::string_view key, std::string_view value, const char* expected) {
-  throw InvalidArgument("dymem: " + std::string(key) + " cannot be '" + std::string(value) + "': give " + expected +
+  throw InvalidArgument("dymem: " + std::string(key) + " cannot be '" + shown(value) + "': give " + expected +
                         ".");
 }
 
@@ -169,7 +185,7 @@ std::string key_list() {
 std::size_t set_one(ProcessConfig& config, std::string_view item) {
   const std::size_t colon = item.find(':');
   if (colon == std::string_view::npos)
-    throw InvalidArgument("dymem: '" + std::string(item) + "' is not key:value; the valid keys are " + key_list() +
+    throw InvalidArgument("dymem: '" + shown(item) + "' is not key:value; the valid keys are " + key_list() +
                           ".");
   const std::string_view name = trimmed(item.substr(0, colon));
   const std::string_view value = trimmed(item.substr(colon + 1));
@@ -178,7 +194,7 @@ std::size_t set_one(ProcessConfig& config, std::string_view item) {
       key.set(config, name, value);
       return static_cast<std::size_t>(&key - kKeys);
     }
-  throw InvalidArgument("dymem: there is no configuration key '" + std::string(name) + "'; the valid keys are " +
+  throw InvalidArgument("dymem: there is no configuration key '" + shown(name) + "'; the valid keys are " +
                         key_list() + ".");
 }
 
@@ -193,7 +209,7 @@ ProcessConfig parse_config(const std::string& text) {
     const std::string_view item = trimmed(rest.substr(0, comma));
     if (!item.empty()) {
       bool& twice = seen[set_one(config, item)];
-      if (twice) throw InvalidArgument("dymem: '" + std::string(item) + "' sets a key that was set before it.");
+      if (twice) throw InvalidArgument("dymem: '" + shown(item) + "' sets a key that was set before it.");
       twice = true;
     }
     if (comma == std::string_view::npos) break;

@@ -14,7 +14,7 @@ import os
 from dymem import errors
 from dymem._paths import include_path, library_path
 from dymem._version import __version__
-from dymem.config import Config
+from dymem.config import Config, shown
 from dymem.cupy_memory import cupy_allocator, cupy_record_stream
 from dymem.errors import (ConfigError, DriverError, DymemError, InstallError, InternalError, InvalidArgument,
                           OutOfMemory, SleepError, TraceError)
@@ -40,7 +40,7 @@ def memory_stats(device: int = 0) -> dict:
     try:
         stats = _core.abi.stats(device)
     except TypeError:
-        raise InvalidArgument(f"{device!r} is no number of a device; write for example dymem.memory_stats(0)") from None
+        raise InvalidArgument(f"{shown(device)} is no number of a device; write for example dymem.memory_stats(0)") from None
     others = _core.abi.held_by_others(device)
     stats["held_bytes.torch"] = max(0, stats["allocated_bytes.all.current"] - sum(others.values()))
     from dymem.mobility.live import following_stats
@@ -74,7 +74,10 @@ def save_trace(path, device: int = 0) -> int:
     """
     from dymem import _core
 
-    recorder = _core.abi.recorder(device) if _core.abi.made(device) else None
+    try:
+        recorder = _core.abi.recorder(device) if _core.abi.made(device) else None
+    except TypeError:
+        raise InvalidArgument(f"{shown(device)} is no number of a device; write for example dymem.save_trace(path, 0)") from None
     if recorder is None:
         raise InvalidArgument(f"nothing was recorded of device {device}; install dymem with trace:on and use the device "
                               "first.")

@@ -69,13 +69,17 @@ def load(torch: ModuleType) -> ModuleType:
 
 
 def cache_folder() -> Path:
-    """Where built adapters are kept."""
+    """Where built adapters are kept; InstallError if nothing says where."""
     if os.environ.get("DYMEM_CACHE"):
         root = Path(os.environ["DYMEM_CACHE"])
     elif os.environ.get("XDG_CACHE_HOME"):
         root = Path(os.environ["XDG_CACHE_HOME"]) / "dymem"
     else:
-        root = Path("~/.cache/dymem").expanduser()
+        try:
+            root = Path("~/.cache/dymem").expanduser()
+        except RuntimeError:
+            raise InstallError("dymem keeps its adapter in the home folder of its user, and this one has none: set "
+                               "DYMEM_CACHE to a folder that this user may write to.") from None
     return root / "adapter"
 
 
@@ -180,9 +184,16 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
 def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> None:
     """Runs the commands at once; what they print goes to the log, and the first error into the exception."""
     environment = {**os.environ, "LC_ALL": "C"}
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-            for command in commands]
-    failed = None
+    jobs, failed = [], None
+    try:
+        for command in commands:
+            jobs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                         errors="replace", env=environment))
+    except OSError as error:  # an executable file that is no program
+        for job in jobs:
+            job.communicate()
+        raise InstallError(f"the compiler {command[0]} does not run ({error.strerror}): install g++ 11 or newer, or set CXX to "
+                           "a compiler.") from error
     for command, job in zip(commands, jobs):
         text, _ = job.communicate()
         out.write(f"{shlex.join(command)}\n{text}\n")

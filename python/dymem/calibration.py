@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from dymem._adapter_build import cache_folder
-from dymem.errors import DriverError, InvalidArgument
+from dymem.errors import DriverError, InstallError, InvalidArgument
 
 if TYPE_CHECKING:
     from dymem._core.driver import Driver
@@ -40,7 +40,7 @@ def load(card: str, driver: str) -> dict | None:
         costs = json.loads(path_of(card, driver).read_text())
         whole = costs["schema"] == _SCHEMA and all(costs["fit"][call]["base_us"] >= 0 for call in CALLS)
         return costs if whole and set(EVENTS) <= set(costs["events_us"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, InstallError):  # the last: there is no folder to keep them in
         return None
 
 

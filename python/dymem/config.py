@@ -21,7 +21,7 @@ _SIZE_MAX = 1 << 46  # kRequestMax: what no device has
 
 def parse_bytes(text: str | int) -> int:
     """Bytes from "20GiB", "512MiB", "1.5GiB", "20GB" (decimal) or a plain number; "none" is 0."""
-    word = str(text).strip().lower()
+    word = _words(text).strip().lower()
     if word == "none":
         return 0
     match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]*)", word)
@@ -34,10 +34,29 @@ def parse_bytes(text: str | int) -> int:
     return int(value + 0.5)
 
 
+_TOO_LONG = "a number of thousands of digits"  # more than Python writes: str() and repr() raise
+
+
+def _words(value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        return _TOO_LONG
+
+
 def shortened(text: object) -> str:
-    """What somebody wrote, for a sentence that stays one."""
-    text = str(text)
-    return text if len(text) <= 60 else f"{text[:56]}…"
+    """What somebody wrote, for a sentence that stays one, on one line."""
+    text = _words(text)
+    text = text if len(text) <= 60 else f"{text[:56]}…"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def shown(value: object) -> str:
+    """Anything that somebody gave, for a sentence on one line: text in quotes."""
+    try:
+        return shortened(repr(value))
+    except ValueError:
+        return _TOO_LONG
 
 
 def format_bytes(n: float) -> str:
@@ -51,7 +70,7 @@ def format_bytes(n: float) -> str:
 
 
 def _switch(text: str | bool) -> bool:
-    word = str(text).lower()
+    word = _words(text).lower()
     if word in ("on", "true", "1", "yes"):
         return True
     if word in ("off", "false", "0", "no"):
@@ -60,7 +79,7 @@ def _switch(text: str | bool) -> bool:
 
 
 def _ratio(text: str | float) -> float:
-    word = str(text).strip().lower()
+    word = _words(text).strip().lower()
     number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", word)  # float() reads more than the core does
     value = float(word) if number else -1.0
     if not 0.0 <= value <= 1.0:
@@ -69,7 +88,7 @@ def _ratio(text: str | float) -> float:
 
 
 def _count(text: str | int) -> int:
-    if not re.fullmatch(r"[0-9]{1,2}", str(text)) or not 1 <= int(text) <= 64:
+    if not re.fullmatch(r"[0-9]{1,2}", _words(text)) or not 1 <= int(text) <= 64:
         raise ConfigError(f"'{shortened(text)}' is not a number from 1 to 64.")
     return int(text)
 
@@ -82,7 +101,7 @@ def _capacity(text: str | int) -> int:
 
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if str(text).lower() not in names:
+        if _words(text).lower() not in names:
             raise ConfigError(f"'{shortened(text)}' is not one of {', '.join(names)}.")
         return str(text).lower()
 

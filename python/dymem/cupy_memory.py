@@ -15,6 +15,7 @@ Nothing here imports cupy before CuPy itself asks for memory; `dymem.memory_stat
 
 from __future__ import annotations
 
+from dymem.config import shown
 from dymem.errors import InvalidArgument, MissingPackage, OutOfMemory
 
 HOLDER = "cupy"
@@ -52,6 +53,8 @@ def cupy_allocator(size: int):
     device = cupy.cuda.runtime.getDevice()
     try:
         address = _core.abi.hold(size, device, cupy.cuda.get_current_stream().ptr, HOLDER)
+    except TypeError:
+        raise InvalidArgument(f"{shown(size)} is no number of bytes: CuPy gives cupy_allocator a whole number from 0") from None
     except OutOfMemory as error:
         raise _as_cupys(cupy, error, size) from error
     memory = cupy.cuda.UnownedMemory(address, size, _Held(address, size, _core.abi.release_quietly), device)
@@ -71,12 +74,18 @@ def cupy_record_stream(array, stream=None) -> None:
     there by the time it is freed is done. The array's memory must be dymem's; what is empty has none."""
     from dymem import _core
 
-    memory = array.data.mem
-    owner = getattr(memory, "_owner", None)
-    if array.size == 0:
+    try:
+        owner, size = getattr(array.data.mem, "_owner", None), array.size
+    except AttributeError:
+        raise InvalidArgument(f"a {type(array).__name__} is no array of CuPy's: give cupy_record_stream a cupy.ndarray") from None
+    if size == 0:
         return
     if not isinstance(owner, _Held):
         raise InvalidArgument("this array's memory is not dymem's: call cupy.cuda.set_allocator(dymem.cupy_allocator) before "
                               "it is made")
-    pointer = (stream if stream is not None else _cupy().cuda.get_current_stream()).ptr
+    try:
+        pointer = (stream if stream is not None else _cupy().cuda.get_current_stream()).ptr
+    except AttributeError:
+        raise InvalidArgument(f"a {type(stream).__name__} is no stream of CuPy's: give cupy_record_stream a "
+                              "cupy.cuda.Stream, or nothing for the current one") from None
     _core.abi.use_on_stream(owner.address, pointer)

@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator
 
+from dymem.config import shown
 from dymem.errors import DymemError, InvalidArgument, SleepError
 
 _used: set[str] = set()       # tags under which something was allocated
@@ -93,7 +94,7 @@ def tagged(name: str) -> Iterator[None]:
     from dymem import _core
 
     if not isinstance(name, str):
-        raise InvalidArgument(f"a tag is a name such as 'weights', not {name!r}")
+        raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")
     before = _core.pool.set_current_tag(_core.pool.tag_number(name))
     outer = getattr(_innermost, "region", None)
     region = _innermost.region = _Region(name)
@@ -126,7 +127,7 @@ def sleep(keep: str | Iterable[str] = "host", tags: str | Iterable[str] | None =
     options = {"drop_untagged": keep == "drop"}
     if isinstance(keep, str):
         if keep not in ("host", "drop"):
-            raise InvalidArgument(f"keep is 'host', 'drop' or a tuple of tags such as ('weights',), not {keep!r}")
+            raise InvalidArgument(f"keep is 'host', 'drop' or a tuple of tags such as ('weights',), not {shown(keep)}")
         options["keep"] = None if keep == "host" else []
     else:
         options["keep"] = _names(keep)
@@ -199,12 +200,12 @@ def _pools(device) -> list[tuple[int, object]]:
     else:
         numbers = [getattr(device, "index", device)]  # a torch.device has one
         if type(numbers[0]) is not int or numbers[0] < 0:
-            raise InvalidArgument(f"device is a number from 0 or a torch.device with one, not {device!r}")
+            raise InvalidArgument(f"device is a number from 0 or a torch.device with one, not {shown(device)}")
         count = _core.abi.DEVICES_MAX
         if any(map(_core.abi.made, range(count))):  # before that, asking the driver would settle the configuration
             count = _core.abi.device_count()
         if numbers[0] >= count:
-            raise InvalidArgument(f"there is no device {numbers[0]}: devices are numbered from 0 to {count - 1}")
+            raise InvalidArgument(f"there is no device {shown(numbers[0])}: devices are numbered from 0 to {count - 1}")
     return [(number, _core.abi.pool(number)) for number in numbers if _core.abi.made(number)]
 
 
@@ -213,11 +214,11 @@ def _names(tags: str | Iterable[str]) -> list[str]:
     try:
         names = [tags] if isinstance(tags, str) else list(tags)
     except TypeError:
-        raise InvalidArgument(f"tags are names such as ('weights',), not {tags!r}") from None
+        raise InvalidArgument(f"tags are names such as ('weights',), not {shown(tags)}") from None
     used = _used | {region.name for region in list(_open) if region.used()}
     for name in names:
         if not isinstance(name, str):
-            raise InvalidArgument(f"a tag is a name such as 'weights', not {name!r}")
+            raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")
         if name not in used:
             known = ", ".join(sorted(used)) or "none yet"
             raise InvalidArgument(f"nothing was allocated under dymem.tagged({name!r}); the tags used are: {known}")

@@ -168,6 +168,15 @@ def test_no_compiler_and_one_that_fails(script, tmp_path):
     assert not list((tmp_path / "b").glob("adapter/*/building-*"))
 
 
+def test_a_compiler_that_is_no_program(script, tmp_path):
+    (tmp_path / "text").write_text("an executable file, and no program")
+    (tmp_path / "text").chmod(0o755)
+    script("""
+        error = raises(dymem.InstallError, lambda: dymem.install(driver="emulated"), "text does not run", "CXX")
+        assert "DYMEM_CACHE" not in str(error)
+    """, conf=None, cache=tmp_path / "c", CXX=str(tmp_path / "text"))
+
+
 def test_a_cache_that_cannot_be_written(script, tmp_path):
     (tmp_path / "file").write_text("")
     script("raises(dymem.InstallError, lambda: dymem.install(driver='emulated'), 'DYMEM_CACHE', 'write')", conf=None,

@@ -136,6 +136,50 @@ def test_a_cache_that_cannot_be_written(doctor, tmp_path):
     assert run.returncode == 1 and "DYMEM_CACHE" in found["cache"]["advice"]
 
 
+def test_a_home_where_nothing_can_be_made(doctor):
+    """To root, permissions there promise everything."""
+    run, found, _ = doctor(DYMEM_CACHE="", XDG_CACHE_HOME="", HOME="/proc/nope")
+    assert run.returncode == 1 and not found["cache"]["ok"] and "DYMEM_CACHE" in found["cache"]["advice"]
+
+
+def test_looking_whether_a_folder_can_be_made_leaves_none(doctor, tmp_path):
+    _, found, _ = doctor()
+    assert found["cache"]["ok"] and not (tmp_path / "cache").exists() and not list(tmp_path.glob(".dymem-*"))
+
+
+def test_a_user_without_a_home(monkeypatch):
+    import pwd
+
+    from dymem._adapter_build import cache_folder
+    from dymem.doctor import adapters
+    from dymem.errors import InstallError
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "DYMEM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    with pytest.raises(InstallError, match="set DYMEM_CACHE"):
+        cache_folder()
+    for finding in (adapters.check_cache(), adapters.check_adapter()):
+        assert not finding.ok and "DYMEM_CACHE" in finding.advice
+    assert calibration.load("card", "580") is None
+
+
+@pytest.mark.parametrize("broken", ["matplotlib", "numpy"])
+def test_an_optional_package_that_does_not_import_is_not_ok(doctor, tmp_path, broken):
+    (tmp_path / "lib" / broken).mkdir()
+    (tmp_path / "lib" / broken / "__init__.py").write_text("raise ImportError('built for another one')\n")
+    (tmp_path / "lib" / f"{broken}-9.9.dist-info").mkdir()
+    (tmp_path / "lib" / f"{broken}-9.9.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {broken}\nVersion: 9.9\n")
+    run, found, _ = doctor()
+    assert run.returncode == 0 and run.stderr == ""
+    assert not found[broken]["ok"] and "9.9 is installed but does not import (built for another one)" in found[broken]["state"]
+    assert found[broken]["advice"] == "pip install matplotlib numpy"
+
+
 def test_optional_packages_do_not_decide(python):
     run = python("-c", "import sys; sys.modules['matplotlib'] = None; sys.argv = ['dymem', 'doctor']\n"
                  "from dymem.__main__ import main; main()")

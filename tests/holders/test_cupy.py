@@ -98,6 +98,22 @@ except dymem.InvalidArgument as error:
 """)
 
 
+def test_what_is_no_array_stream_or_size_gets_one_sentence(script):
+    script("""
+a = cupy.empty(MIB)
+for call, word in ((lambda: dymem.cupy_record_stream(None), "NoneType is no array"),
+                   (lambda: dymem.cupy_record_stream(b"bytes"), "bytes is no array"),
+                   (lambda: dymem.cupy_record_stream(a, 7), "int is no stream"),
+                   (lambda: dymem.cupy_allocator("5"), "no number of bytes"),
+                   (lambda: dymem.cupy_allocator(-1), "no number of bytes")):
+    try:
+        call()
+        raise AssertionError(word)
+    except dymem.InvalidArgument as error:
+        assert word in str(error) and "\\n" not in str(error), str(error)
+""")
+
+
 def test_memory_freed_while_the_process_ends(script):
     script("kept = cupy.empty(MIB); kept.itself = kept")
 

@@ -1,5 +1,7 @@
 """dymem.Config, DYMEM_CONF and the C++ parser: one list of keys, and the same values mean the same."""
 
+import dataclasses
+
 import pytest
 
 import dymem
@@ -59,6 +61,25 @@ def test_both_parsers_refuse(text):
     with pytest.raises(dymem.InvalidArgument):
         _core.abi.parse_config(text)
     assert "\n" not in str(ours.value) and len(str(ours.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["limit:1GiB\nalias:off", "limit\n", "x\ty:1", "backing:\x1b[31mvmm", "li\rmit:1",
+                                  "grow_ratio:a\nb", "emulated_devices:1\n2", "limit\n1", "limit:1,limit:2\x00\n"])
+def test_what_is_on_several_lines_is_told_on_one(text):
+    from dymem import _core
+
+    for parse in (Config.from_conf, _core.abi.parse_config):
+        with pytest.raises(dymem.InvalidArgument) as error:
+            parse(text)
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(Config)])
+def test_a_number_too_long_to_be_written_is_refused_like_any_other(key):
+    with pytest.raises(dymem.ConfigError, match=f"^{key}: "):
+        Config(**{key: 10**5000})
+    with pytest.raises(dymem.ConfigError, match="is no key"):
+        Config.from_mapping({10**5000: 1})
 
 
 def test_unknown_key_names_the_valid_ones():

@@ -65,7 +65,9 @@ def test_statistics_of_a_device_that_cannot_be(python, device):
     assert run.returncode == 0 and str(device) in run.stdout, run.stderr
 
 
-@pytest.mark.parametrize("device", ["'cuda:0'", "None", "2.5", "2**70"])
+@pytest.mark.parametrize("device", ["'cuda:0'", "None", "2.5", "2**70", "10**5000"])
 def test_what_is_no_device_at_all_is_one_sentence(python, device):
     run = python("-c", f"import dymem\ntry:\n    dymem.memory_stats({device})\nexcept dymem.InvalidArgument as error:\n    print(error)")
+    assert run.returncode == 0 and run.stdout.count("\n") == 1 and "no number of a device" in run.stdout, run.stderr
+    run = python("-c", f"import dymem\ntry:\n    dymem.save_trace('t', {device})\nexcept dymem.InvalidArgument as error:\n    print(error)")
     assert run.returncode == 0 and run.stdout.count("\n") == 1 and "no number of a device" in run.stdout, run.stderr

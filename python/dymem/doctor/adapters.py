@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 
 from dymem._adapter_build import cache_folder
 from dymem.doctor.finding import Finding
 from dymem.doctor.software import torch_version
+from dymem.errors import InstallError
+
+_MEND = "Set DYMEM_CACHE to a folder that this user may write to."
 
 
 def built() -> list[dict]:
@@ -24,7 +28,10 @@ def built() -> list[dict]:
 
 def check_adapter() -> Finding:
     """Built for a torch of this version? (The build itself also looks at the exact build and at our sources.)"""
-    folder, version = cache_folder(), str(torch_version()[0])
+    try:
+        folder, version = cache_folder(), str(torch_version()[0])
+    except InstallError:
+        return Finding("adapter", "not built yet: there is no folder to keep it in", False, _MEND, needed=False)
     stamps = built()
     facts = {"cache": str(folder), "built": stamps}
     mine = [stamp for stamp in stamps if stamp["torch"].split("+")[0] == version.split("+")[0]]
@@ -38,12 +45,17 @@ def check_adapter() -> Finding:
 
 
 def check_cache() -> Finding:
-    """Can the adapter be kept?"""
-    folder = cache_folder()
+    """Can the adapter be kept? A folder is made and taken away again: what may be written to, permissions do not tell."""
+    try:
+        folder = cache_folder()
+    except InstallError:
+        return Finding("cache", "this user has no home folder", False, _MEND)
+    facts = {"folder": str(folder.parent)}
     nearest = folder
-    while not nearest.exists() and nearest != nearest.parent:
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("cache", str(folder.parent), True, facts={"folder": str(folder.parent)})
-    return Finding("cache", f"{nearest} takes no new files", False,
-                   "Set DYMEM_CACHE to a folder that this user may write to.", facts={"folder": str(folder.parent)})
+    try:
+        with tempfile.TemporaryDirectory(prefix=".dymem-", dir=nearest):
+            return Finding("cache", facts["folder"], True, facts=facts)
+    except OSError:
+        return Finding("cache", f"{nearest} takes no new files", False, _MEND, facts=facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import shutil
@@ -12,9 +13,10 @@ from pathlib import Path
 
 from dymem import __version__, _paths
 from dymem._adapter_build import _cuda_includes, find_compiler, too_old
-from dymem.config import ENVIRONMENT, Config
+from dymem.config import ENVIRONMENT, Config, shortened
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InstallError
+from dymem.plotting import needs
 
 _PICTURES = ("pictures (dymem plot, compare --html and --pictures, stress --picture) need it", "pip install matplotlib numpy")
 _OPTIONAL = {"matplotlib": _PICTURES, "numpy": _PICTURES}  # what is not there without each, and how to get it
@@ -128,6 +130,22 @@ def check_optional() -> list[Finding]:
             there, version = name in sys.modules and sys.modules[name] is not None, "?"
         if not there:
             findings.append(Finding(name, f"not installed; {lost}", False, mend, needed=False))
+        elif (why := _broken(name)) is not None:
+            findings.append(Finding(name, f"{version} is installed but does not import ({why}); {lost}", False, mend,
+                                    needed=False, facts={"version": version}))
         else:
             findings.append(Finding(name, version, True, needed=False, facts={"version": version}))
     return findings
+
+
+def _broken(name: str) -> str | None:
+    """Why a package that is there does not import: built for another numpy, say."""
+    try:
+        if name == "matplotlib":
+            needs.require()  # as the pictures do
+        else:
+            importlib.import_module(name)
+    except Exception as error:  # of a package that is broken, anything
+        cause = error.__context__ if isinstance(error, DymemError) else error
+        return shortened(cause if str(cause) else type(cause).__name__)
+    return None
