@@ -33,7 +33,8 @@ void warn_reduced_route() noexcept {
   std::fprintf(
       stderr,
       "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, "
-      "and record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache); "
+      "record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache), and memory "
+      "of captured CUDA graphs is not kept for them; "
       "call dymem.install() instead for all of it.\n");
 }
 

@@ -199,7 +199,7 @@ def test_the_reduced_route_trains(script):
 def test_two_devices_reach_each_other(script):
     script("""
         if torch.cuda.device_count() < 2:
-            sys.exit(0)
+            skip("needs two GPUs")
         a = torch.arange(4 * MiB, device="cuda:0")
         b = a.to("cuda:1")
         assert (b.cpu() == a.cpu()).all()

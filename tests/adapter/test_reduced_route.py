@@ -28,6 +28,20 @@ def test_pytorch_loads_it(script):
     """, conf=None, DYMEM_CONF=CONF)
 
 
+def test_what_pytorch_does_not_ask_of_a_pluggable_allocator(script):
+    """Statistics, snapshots and checkpoints raise. Private pools do not: PyTorch tells the allocator nothing of them."""
+    script("""
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(dymem.library_path(), "dymem_malloc", "dymem_free")
+        torch.cuda.memory.change_current_allocator(allocator)
+        for call in (lambda: torch._C._cuda_memoryStats(0), lambda: torch._C._cuda_resetPeakMemoryStats(0),
+                     lambda: torch._C._cuda_memorySnapshot(None), lambda: torch._C._cuda_getCheckpointState(0, (0, 7))):
+            raises(RuntimeError, call, "CUDAPluggableAllocator does not yet support")
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, (0, 7))
+        torch._C._cuda_endAllocateToPool(0, (0, 7))
+        torch._C._cuda_releasePool(0, (0, 7))
+    """, conf=None, DYMEM_CONF=CONF)
+
+
 def test_the_symbols_serve_the_same_pool_and_warn_once(script):
     done = script("""
         import ctypes
@@ -60,7 +74,7 @@ def test_the_symbols_serve_the_same_pool_and_warn_once(script):
         assert _core.abi.pool(0).audit() == []
     """, conf=None, DYMEM_CONF=CONF)
     lines = done.err.splitlines()
-    assert sum("reduced route" in line for line in lines) == 1
+    assert sum("reduced route" in line and "captured CUDA graphs" in line for line in lines) == 1
     assert sum("could not be freed" in line for line in lines) == 3
     assert len(lines) == 4, done.err
 
