@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -169,6 +170,7 @@ def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, 
 @contextlib.contextmanager
 def _interrupts_for_the_parent() -> Iterator[None]:
     """Processes that are started in the block never see Ctrl-C, which reaches all of a terminal: this one ends them."""
+    resource_tracker.ensure_running()  # else it starts with the first of them, and lets the signal through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
