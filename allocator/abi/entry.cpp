@@ -33,9 +33,8 @@ void warn_reduced_route() noexcept {
   std::fprintf(
       stderr,
       "dymem: loaded through CUDAPluggableAllocator, the reduced route: PyTorch's memory statistics raise, "
-      "record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache), and memory "
-      "of captured CUDA graphs is not kept for them; "
-      "call dymem.install() instead for all of it.\n");
+      "record_stream and empty_cache do nothing unless registered (dymem_record_stream, dymem_empty_cache), and CUDA "
+      "graphs are refused; call dymem.install() instead for all of it.\n");
 }
 
 }  // namespace
@@ -111,7 +110,12 @@ void* dymem_malloc(std::size_t size, int device, void* stream) {
   warn_reduced_route();
   if (size == 0) return nullptr;
   Pool* made = pool_if_made(device);
-  return reinterpret_cast<void*>((made ? *made : pool(device)).malloc(size, to_stream(stream)));
+  Pool& from = made ? *made : pool(device);
+  // PyTorch says nothing of private pools on this route, so a replay would write to what others have by then.
+  if (from.driver().is_capturing(to_stream(stream)))
+    throw InvalidArgument("dymem: loaded through CUDAPluggableAllocator it cannot keep the memory of captured CUDA graphs for "
+                          "them; call dymem.install() instead, which does.");
+  return reinterpret_cast<void*>(from.malloc(size, to_stream(stream)));
 }
 
 void dymem_free(void* address, std::size_t, int, void*) noexcept {

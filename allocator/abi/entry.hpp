@@ -2,7 +2,8 @@
 // loads (the reduced route), and what its setters take as integers. dymem.install() does not go through here.
 //
 //   A1  dymem_malloc throws a C++ exception on exhaustion: PyTorch does not look for a null pointer, but turns an
-//       exception into a Python error. A request of 0 bytes gives a null pointer, as PyTorch's allocator does.
+//       exception into a Python error. A request of 0 bytes gives a null pointer, as PyTorch's allocator does. For a stream
+//       that is being captured it throws, too: nobody would keep that memory for the graph.
 //   A2  What frees never throws: it runs in destructors. In a forked child it does nothing.
 // Locks: none of its own.
 #pragma once

@@ -196,6 +196,21 @@ def test_the_reduced_route_trains(script):
     assert done.err.count("reduced route") == 1
 
 
+def test_the_reduced_route_refuses_to_serve_a_capture(script):
+    """PyTorch tells a pluggable allocator nothing of private pools: what a graph uses would be handed out again."""
+    script("""
+        allocator = torch.cuda.memory.CUDAPluggableAllocator(dymem.library_path(), "dymem_malloc", "dymem_free")
+        torch.cuda.memory.change_current_allocator(allocator)
+        x = torch.ones(1000, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            raises(RuntimeError, lambda: x + 1, "call dymem.install() instead")
+            x.add_(1)
+        graph.replay()
+        assert (x + 1).sum().item() == 3000
+    """, conf=None)
+
+
 def test_two_devices_reach_each_other(script):
     script("""
         if torch.cuda.device_count() < 2:

@@ -74,7 +74,7 @@ def test_the_symbols_serve_the_same_pool_and_warn_once(script):
         assert _core.abi.pool(0).audit() == []
     """, conf=None, DYMEM_CONF=CONF)
     lines = done.err.splitlines()
-    assert sum("reduced route" in line and "captured CUDA graphs" in line for line in lines) == 1
+    assert sum("reduced route" in line and "CUDA graphs are refused" in line for line in lines) == 1
     assert sum("could not be freed" in line for line in lines) == 3
     assert len(lines) == 4, done.err
 
