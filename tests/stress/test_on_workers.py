@@ -195,6 +195,25 @@ def test_the_budget_is_kept_and_what_was_measured_stays(start):
     assert cells["train_eval"]["slow"].status == "budget"
 
 
+def test_patterns_that_have_more_to_do_may_take_more_of_the_budget():
+    class Spends:
+        now, took = 0.0, {}
+
+        def _clock(self):
+            return self.now
+
+        def measure(self, job, allocator, until):
+            self.took[job.pattern] = until - self.now
+            self.now += (until - self.now) / 6  # half a share
+            return on_workers.Cell("done")
+
+    bench = Spends()
+    jobs = [Job("light", SCALE, 0, SCALE, 500), Job("heavy", SCALE, 0, SCALE, 23_000)]
+    measure_all(bench, jobs, ["dymem"], 275.0)
+    assert bench.took["light"] == pytest.approx(3 * 275 * 2500 / 27_500)
+    assert bench.took["heavy"] == pytest.approx(275 - 37.5 / 3), "all that is left, not three times that"
+
+
 def test_what_is_missing_says_why_and_starts_nothing(start):
     with Bench(start, {"rmm_pool": "RMM is not installed"}, precision=0.01) as bench:
         bench.start_all(["rmm_pool"])

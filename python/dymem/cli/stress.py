@@ -168,7 +168,7 @@ def _on_card(asked: Asked, allocators: list[str], budget_seconds: float) -> int:
     for name in asked.patterns:
         recording = PATTERNS[name].script(asked.scale_bytes, asked.seed).recording(name)
         occupied = _core.trace.facts(recording.events)["occupied_peak_bytes"]
-        jobs.append(Job(name, asked.scale_bytes, asked.seed, occupied))
+        jobs.append(Job(name, asked.scale_bytes, asked.seed, occupied, len(recording)))
         rows.append({"pattern": name, "source": PATTERNS[name].source, "events": len(recording),
                      "occupied_peak_bytes": occupied, "allocators": {}})
     by_name = {row["pattern"]: row for row in rows}

@@ -24,6 +24,7 @@ from dymem.stress.search import MOST, bisect
 A_BIT = 0.01  # of the occupied peak: what is added to the smallest limit for the time near it
 RUNS = 4      # for a time: the first from an empty allocator, and the median of the others
 START_SECONDS, ANSWER_SECONDS = 120.0, 60.0
+SETTING_OUT = 2000  # events: what emptying an allocator, or a new process, takes besides
 TAIL = 3  # lines of what a dead worker said
 
 
@@ -113,6 +114,11 @@ class Job:
     scale_bytes: int
     seed: int
     occupied_peak_bytes: int
+    events: int = 0  # what a run of it takes goes by these
+
+    @property
+    def weight(self) -> int:
+        return self.events + SETTING_OUT
 
 
 class Bench:
@@ -215,21 +221,21 @@ def measure_all(bench: Bench, jobs: list[Job], allocators: list[str], budget_sec
                 progress: Callable[[str, str, Cell | None], None] = lambda *_: None) -> dict[str, dict[str, Cell]]:
     """Cells by pattern and allocator. `progress` hears of each before it (None) and after.
 
-    Each cell may take its even share of what is left, so that the last ones get theirs.
+    Each cell may take its share of what is left, by how much there is to do, so that the last ones get theirs.
     """
     clock = bench._clock
     end = clock() + budget_seconds
     cells: dict[str, dict[str, Cell]] = collections.defaultdict(dict)
-    left = len(jobs) * len(allocators)
+    left = sum(job.weight for job in jobs) * len(allocators)
     for job in jobs:
         for allocator in allocators:
             progress(job.pattern, allocator, None)
             now = clock()
             # Three shares for those that need many tries: most need few.
-            share = (end - now) / left * 3
+            share = (end - now) * job.weight / left * 3
             cells[job.pattern][allocator] = bench.measure(job, allocator, min(end, now + share))
             progress(job.pattern, allocator, cells[job.pattern][allocator])
-            left -= 1
+            left -= job.weight
     return dict(cells)
 
 
