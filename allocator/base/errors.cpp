@@ -45,6 +45,11 @@ static std::string next_step(const OutOfMemoryFigures& f) {
            "is not needed.";
   if (f.limit && f.limit < kGranuleUnit)
     return "The limit is less than the " + human_bytes(kGranuleUnit) + " that memory comes in at least: raise it.";
+  if (f.apart)
+    return "Under debug:on every block has memory of its own, 2 MiB at least: switch it off, or raise the limit.";
+  if (idle >= f.requested && f.kept)
+    return human_bytes(idle) + " of what is reserved are free, but in pieces that are not joined since memory is registered " +
+           "by its address: switch the registration off (TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), or raise the limit.";
   if (idle >= f.requested && !f.joins)
     return human_bytes(idle) + " of what is reserved are free, but in pieces that this configuration does not join: " +
            "leave alias:on and avoid backing:contiguous, or raise the limit.";

@@ -49,6 +49,8 @@ struct OutOfMemoryFigures {
   double overhead = 0;  // reserved peak / occupied peak - 1
   Bytes shared = 0;     // of granules that other processes or libraries may use: they stay where they are
   bool joins = true;    // does the pool join granules that lie apart? (not with alias:off, nor in slabs)
+  bool kept = false;    // … or no more, since memory was registered with a tracker
+  bool apart = false;   // debug:on, where every block has granules of its own
 };
 
 class OutOfMemory : public Error {

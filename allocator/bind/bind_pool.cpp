@@ -249,7 +249,14 @@ void bind_pool(py::module_ m) {
           "largest_free",
           [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
           py::arg("stream") = 0)
-      .def("stats", [](const Pool& pool) { return stats_dict(pool.stats()); })
+      .def("stats",
+           [](const Pool& pool) {
+             const PoolStats stats = [&] {
+               py::gil_scoped_release others;  // the lock may be held for as long as a pool takes to sleep
+               return pool.stats();
+             }();
+             return stats_dict(stats);
+           })
       .def(
           "unusable_free", [](const Pool& pool) { return unusable_dict(pool.unusable_free()); },
           "U_f: of what is free now, the share that a request of each power of two cannot use, as {'2^21': 0.03, ...}.")

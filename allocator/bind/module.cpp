@@ -39,9 +39,12 @@ std::string sentence_of(const py::kwargs& given) {
       {"reserved", &f.reserved},         {"limit", &f.limit}, {"private_pools", &f.private_pools},
       {"largest_free", &f.largest_free}, {"device_free", &f.device_free}, {"device_total", &f.device_total},
       {"shared", &f.shared}};
+  const std::pair<const char*, bool*> flags[] = {{"joins", &f.joins}, {"kept", &f.kept}, {"apart", &f.apart}};
   for (const auto& [name, value] : given) {
-    if (py::cast<std::string>(name) == "joins") {
-      f.joins = py::cast<bool>(value);
+    if (auto flag = std::find_if(std::begin(flags), std::end(flags),
+                                 [&](auto& known) { return py::cast<std::string>(name) == known.first; });
+        flag != std::end(flags)) {
+      *flag->second = py::cast<bool>(value);
       continue;
     }
     const auto* field = std::find_if(std::begin(fields), std::end(fields),

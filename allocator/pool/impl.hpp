@@ -169,6 +169,7 @@ struct Pool::Impl {
   PoolStats stats;                 // the rest
   Joint joint;                     // with what is forwarded
   Claims claims;                   // by forwarded calls that are under way
+  bool keeps_granules = false;  // since somebody registers memory by its address (Pool::keep_granules)
   int slab_notices = 0;  // how often a further slab was said to be taken
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak

@@ -349,6 +349,7 @@ void Pool::keep_granules() {
   std::lock_guard lock(impl_->mutex);
   impl_->space.keep_granules();
   impl_->config.alias = false;  // nor are new granules stitched
+  impl_->keeps_granules = true;
 }
 
 void Pool::unpin(Addr address) {
@@ -503,17 +504,22 @@ PoolStats Pool::Impl::window_stats() const {
   return s;
 }
 
-// What is free and stays when idle granules are given back, as it is now: nothing counts it on the way, so its peak is no
-// more than what it is.
+// What is free and stays when trim() gives idle granules (or whole slabs) back, as it is now: nothing counts it on the way,
+// so its peak is no more than what it is.
 void Pool::Impl::look_at_free(PoolStats* s) const {
   std::int64_t blocks[] = {0, 0}, idle[] = {0, 0};  // of all arenas, of the small one
   for (int a = 0; a < Space::kArenas; a++) blocks[0] += std::int64_t(home.index(a).size());
   blocks[1] = std::int64_t(home.index(kSmallArena).size());
-  for (GranuleId g = 0; g < space.granules(); g++) {
-    const Granule& granule = space.granule(g);
-    if (!granule.home || !granule.idle()) continue;
-    idle[0] += std::int64_t(granule.size);
-    if (home.arena_of(granule.home) == kSmallArena) idle[1] += std::int64_t(granule.size);
+  if (space.contiguous()) {
+    for (std::size_t i = 0; i < space.slabs().size(); i++)
+      if (home.slab_free(i)) idle[0] += std::int64_t(space.slabs()[i].needed());
+  } else {
+    for (GranuleId g = 0; g < space.granules(); g++) {
+      const Granule& granule = space.granule(g);
+      if (!granule.home || !granule.idle()) continue;
+      idle[0] += std::int64_t(granule.size);
+      if (home.arena_of(granule.home) == kSmallArena) idle[1] += std::int64_t(granule.size);
+    }
   }
   std::int64_t all = s->reserved_bytes[kAll].current - s->active_bytes[kAll].current;
   if (s->asleep_bytes) {  // occupied blocks without memory: what is free is counted itself

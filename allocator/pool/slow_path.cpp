@@ -301,6 +301,7 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
   BlockId id = try_fit(arena, size, by, high);
   if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
   if (id == kNoBlock) id = try_views(size, by);
+  if (id == kNoBlock && !may_map(by)) id = try_beside(arena, size, by, high);
   if (id != kNoBlock) return id;
   if (!may_map(by)) refuse_during_capture(size);
   if (arena != kMainArena) id = try_grow(arena, size, by, high, space.reserved() + allowance());
@@ -377,7 +378,9 @@ OutOfMemoryFigures Pool::Impl::figures(Bytes requested, StreamIndex by) const {
       if (home.idle_usable(g, by)) idle += space.granule(g).size;
   f.largest_free = idle;
   for (int a = 0; a < Space::kArenas; a++) f.largest_free = std::max(f.largest_free, home.largest(a, by));
-  f.joins = config.alias && !space.contiguous() && !debug;
+  f.joins = config.alias && !space.contiguous();
+  f.apart = bool(debug);
+  f.kept = keeps_granules;
   f.shared = exports.bytes();
   DeviceMemory m = driver.memory();
   f.device_free = m.free;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <iterator>
 #include <limits>
 #include <string>
@@ -58,7 +59,7 @@ native::SegmentInfo segment_info(int device, const PoolSegment& from,
 std::string settings_of_pytorch() {
   try {
     return c10::CachingAllocator::AcceleratorAllocatorConfig::last_allocator_settings();
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {  // c10::Error, or what std::stod throws
     for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
       if (const char* text = std::getenv(variable)) return text;
     return {};
@@ -79,7 +80,7 @@ native::AllocatorConfigInfo config_info() {
     info.pinned_use_host_register = Config::pinned_use_cuda_host_register();
     info.graph_capture_record_stream_reuse = Config::graph_capture_record_stream_reuse();
     torch_compat::fill_later_config(info);
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {  // c10::Error, or what std::stod throws
   }
   info.last_allocator_settings = settings_of_pytorch();
   info.last_allocator_settings += (info.last_allocator_settings.empty() ? "backend:dymem," : ",backend:dymem,") +

@@ -24,11 +24,15 @@ def main() -> None:
     except KeyboardInterrupt:  # while the commands are being loaded; later, cli.console.one_sentence says so
         sys.stderr.write("dymem: stopped.\n")
         sys.exit(130)
-    except OSError as error:  # of help and version, which the commands' own console does not print
+    except OSError as error:
         from dymem.cli.console import complain, silence
 
-        silence(1)
-        complain(f"{error.filename or 'stdout'} cannot be written: {error.strerror}.")
+        try:
+            os.write(sys.stdout.fileno(), b"\n")  # was it stdout, of help and version?
+            complain(f"the system refused {error.filename or 'something'}: {error.strerror or error}.")
+        except OSError:
+            silence(1)
+            complain(f"stdout cannot be written: {error.strerror}.")
         sys.exit(2)
 
 

@@ -95,18 +95,19 @@ def tagged(name: str) -> Iterator[None]:
 
     if not isinstance(name, str):
         raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")
-    before = _core.pool.set_current_tag(_core.pool.tag_number(name))
-    outer = getattr(_innermost, "region", None)
-    region = _innermost.region = _Region(name)
-    _open.append(region)
+    number, outer, region = _core.pool.tag_number(name), getattr(_innermost, "region", None), _Region(name)
+    before = _core.pool.set_current_tag(number)
     try:
+        _innermost.region = region
+        _open.append(region)
         yield
-    finally:
+    finally:  # first of all the tag, then what an interrupt may cost
         _core.pool.set_current_tag(before)
         _innermost.region = outer
+        if region in _open:
+            _open.remove(region)
         if region.used():
             _used.add(name)
-        _open.remove(region)
         if outer is not None:
             outer.inner += region.allocations()
 

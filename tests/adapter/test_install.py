@@ -315,7 +315,7 @@ def test_a_fraction_of_no_device_and_one_that_is_none(script):
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:maybe", "max_split_size_mb:1", "per_process_memory_fraction:3",
-                                     "nosuchkey:1"])
+                                     "per_process_memory_fraction:abc", "nosuchkey:1"])
 def test_a_setting_that_pytorch_cannot_read_fails_the_first_allocation_and_no_snapshot(script, setting):
     script(f"""
         for _ in range(2):

@@ -89,6 +89,24 @@ def test_a_page_or_picture_that_cannot_be_written_costs_neither_json_nor_table(s
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full.png", "out.json"]
 
 
+def test_a_file_that_could_not_be_written_is_said_though_nobody_reads_the_table(start, tmp_path):
+    (tmp_path / "full.json").symlink_to("/dev/full")
+    process = start("replay", "{kmeans}", "--json", "full.json")
+    process.stdout.close()
+    said = process.stderr.read()
+    assert process.wait(120) == 2 and "full.json cannot be written" in said
+
+
+def test_an_error_of_the_system_is_not_taken_for_stdouts(python):
+    run = python("-c", "import multiprocessing.context as c\n"
+                 "def refuse(*_, **__): raise OSError(28, 'No space left on device')\n"
+                 "c.BaseContext.Queue = c.BaseContext.SimpleQueue = c.BaseContext.Lock = refuse\n"
+                 "import sys; sys.argv = ['dymem', 'compare', '--recordings', '--only', 'kmeans']\n"
+                 "from dymem.__main__ import main; main()")
+    assert run.returncode == 2 and "stdout" not in run.stderr, run.stderr
+    assert "the system refused something: No space left on device" in run.stderr
+
+
 def test_markdown_is_a_line_for_each_row_however_narrow_the_screen(start):
     for command in (("compare", "--recordings", "--only", "kmeans"), ("stress", "--list"), ("stress", "comb")):
         process = start(*command, "--markdown", env={"COLUMNS": "40"})

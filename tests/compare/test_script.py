@@ -126,6 +126,23 @@ def test_caps_multiply_what_the_script_holds_under_pytorchs_own_allocator(monkey
     assert wide["native"]["trains"] and wide["dymem"]["ratio_upper_95"] == pytest.approx(1.0), "12 steps and 9 are compared"
 
 
+def test_a_script_that_catches_what_ran_out_and_gives_up_does_not_train(monkeypatch):
+    def run_once(program, name, seconds, history=None, limit_bytes=0):
+        return told(0, ooms=3) if limit_bytes and name == "native" else told(12, ooms=int(name == "dymem"))
+
+    monkeypatch.setattr(script, "run_once", run_once)
+    (cell,) = capped.measure(script.Script(["train.py"], 60), ["native", "dymem"], [1.02], 1)["caps"]
+    assert cell["native"]["trains"] is False and "0 of 12 timed steps" in cell["native"]["error"]
+    assert cell["dymem"]["trains"] and cell["dymem"]["ratio"] == pytest.approx(1.0), "one that was caught and tried again is fine"
+
+
+def test_an_allocator_that_makes_fewer_steps_costs_the_others_nothing(monkeypatch):
+    steps = {("native", 0): 12, ("native", 1500): 2, ("dymem", 1500): 9}
+    monkeypatch.setattr(script, "run_once", lambda program, name, *_, limit_bytes=0: told(steps[name, limit_bytes]))
+    (cell,) = capped.measure(script.Script(["train.py"], 60), ["native", "dymem"], [1.5], 1)["caps"]
+    assert cell["dymem"]["ratio"] == pytest.approx(1.0) and cell["native"]["trains"]
+
+
 def test_time_that_is_spent_leaves_out_the_narrow_caps(monkeypatch):
     work = script.Script(["train.py"], 60)
     monkeypatch.setattr(script, "run_once", lambda *_, **__: told(9))

@@ -17,7 +17,7 @@ def free_figures(pool):
     return {kind: stats["inactive_split_bytes"][kind] for kind in KINDS}
 
 
-@pytest.mark.parametrize("options", [{}, {"alias": False}], ids=["vmm", "remap"])
+@pytest.mark.parametrize("options", [{}, {"alias": False}, {"backing": "contiguous"}], ids=["vmm", "remap", "contiguous"])
 @pytest.mark.parametrize("seed", range(6))
 def test_free_bytes_that_cannot_be_given_back_are_what_trimming_leaves(seed, options):
     rng = random.Random(seed)
@@ -53,6 +53,17 @@ def test_at_the_limit_a_block_lies_among_small_ones_if_only_they_have_room():
     pool.free(large)
     assert pool.malloc(600 * 1024, 0) and pool.audit() == []
     pool.free(small)
+    assert pool.audit() == []
+
+
+def test_during_a_capture_too_a_block_lies_where_there_is_room():
+    device = Device()
+    pool = make_pool(device, limit=30 * MIB)
+    kept = [pool.malloc(3 * MIB, 0, mobility="reclaimed") for _ in range(10)]
+    pool.free(kept[3])
+    device.emulated.set_capturing(0, True)
+    assert pool.malloc(3 * MIB, 0) == kept[3]
+    device.emulated.set_capturing(0, False)
     assert pool.audit() == []
 
 

@@ -237,6 +237,10 @@ SENTENCES = [
      "stop sharing what need not be"),
     (dict(requested=2 << 30, live=70 << 30, reserved=75 << 30, device_total=80 << 30, device_free=1 << 30, joins=False),
      "in pieces that this configuration does not join: leave alias:on and avoid backing:contiguous"),
+    (dict(requested=2 << 30, live=70 << 30, reserved=75 << 30, device_total=80 << 30, device_free=1 << 30, joins=False,
+          kept=True), "since memory is registered by its address"),
+    (dict(requested=512, limit=64 << 20, live=32 << 10, reserved=64 << 20, device_total=80 << 30, device_free=70 << 30,
+          apart=True), "Under debug:on every block has memory of its own"),
     (dict(requested=2 << 30, live=78 << 30, reserved=78 << 30, device_total=80 << 30, device_free=1 << 30),
      "Use a smaller batch"),
 ]

@@ -74,7 +74,7 @@ def cap_table(row: Mapping) -> Table:
     table = new_table(f"{row['workload']} under a hard cap: step time over PyTorch's without one, and its upper 95 % bound",
                       ["allocator", *(f"{cell['cap']:.2f}x" for cell in caps)],
                       caption=f"Caps are multiples of PyTorch's live peak without a cap ({_bytes(row['live_peak_bytes'])}). "
-                              "Steps count from the second of each shape on.")
+                              f"{row['warm']}")
     for name in row["allocators"]:
         table.add_row(Text(ALLOCATORS[name].title), *(_under_cap(cell[name]) for cell in caps))
     return table

@@ -31,9 +31,10 @@ WIDE = 1000  # a table in a file or a pipe is as wide as it needs
 
 def silence(descriptor: int) -> None:
     """What is left in a buffer would fail once more when the process ends, and change its exit code."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, descriptor)
-    os.close(null)
+    with contextlib.suppress(OSError):  # no descriptor is left: then so be it
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 class _Stdout(Console):
@@ -88,11 +89,21 @@ def show(table: Table, markdown: bool) -> None:
 
 @contextlib.contextmanager
 def files_before(printing: Callable[[], None]) -> Iterator[None]:
-    """Files are written in the block; then `printing` is called, whatever became of them."""
+    """Files are written in the block; then `printing` is called, whatever became of them. A file that could not be written is
+    told of, whatever becomes of the printing."""
+    failed = None
     try:
         yield
-    finally:
+    except DymemError as error:
+        failed = error
+    except BaseException:
         printing()
+        raise
+    try:
+        printing()
+    finally:
+        if failed is not None:
+            raise failed
 
 
 def one_sentence(command: Callable) -> Callable:

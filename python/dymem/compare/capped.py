@@ -24,6 +24,8 @@ LEAST, MOST = 0.1, 100.0
 class Work(Protocol):
     """What is trained: a bundled workload (training.Bundled) or a user's script (script.Script)."""
 
+    warm: str  # which steps count, a sentence
+
     @property
     def name(self) -> str: ...
     def say(self, sentence: str) -> None: ...
@@ -49,7 +51,8 @@ def measure(work: Work, names: Sequence[str], caps: Sequence[float], repeats: in
     that runs out is missed where least trains."""
     work.say(f"{work.name}, without a cap")
     free = work.run([Run(REFERENCE)])[0][REFERENCE, 0]
-    row: dict[str, object] = {"workload": work.name, "allocators": list(names), "reference": REFERENCE, "caps": []}
+    row: dict[str, object] = {"workload": work.name, "allocators": list(names), "reference": REFERENCE, "warm": work.warm,
+                              "caps": []}
     if "error" in free:
         return row | {"error": f"{REFERENCE} without a cap: {free['error']}"}
     live = free["live_peak_bytes"]
@@ -76,7 +79,9 @@ def measure(work: Work, names: Sequence[str], caps: Sequence[float], repeats: in
                     if under:
                         results.setdefault(name, result)
                         if (name, under) in seconds and reference.key in seconds:
-                            pairs[name].append((seconds[reference.key], seconds[name, under]))
+                            both = seconds[reference.key], seconds[name, under]
+                            steps = min(map(len, both))  # a script may stop by the clock or by its loss
+                            pairs[name].append((both[0][:steps], both[1][:steps]))
             runs = [run for run in runs if not run.limit_bytes or "error" not in results[run.name]]
         cell = {"cap": cap, "limit_bytes": limit}
         cell |= {name: cell_of(name, results.get(name), pairs[name], limit) for name in names}

@@ -53,9 +53,12 @@ def measure(program: Sequence[str], names: Sequence[str], repeats: int, seconds:
 class Script:
     """A user's script as dymem.compare.capped trains it: one run after the other, all within `seconds`."""
 
+    warm = f"The first {WARM_FROM} steps do not count."
+
     def __init__(self, program: Sequence[str], seconds: float, say: Callable[[str], None] = lambda sentence: None) -> None:
         self.name, self.say = name_of(program[0]), say
         self._program, self._end = program, time.monotonic() + seconds
+        self._steps = 0  # of the latest run without a cap
 
     def allows_another(self, longest: float) -> bool:
         return time.monotonic() + longest < self._end
@@ -64,13 +67,21 @@ class Script:
         results = {}
         for run in runs[::-1] if flipped else runs:
             self.say(f"{self.name} under {run.name}" + (f", at most {format_bytes(run.limit_bytes)}" if run.limit_bytes else ""))
-            results[run.key] = run_once(self._program, run.name, max(5.0, self._end - time.monotonic()),
-                                        limit_bytes=run.limit_bytes)
-        good = [result for result in results.values() if "error" not in result]
-        shortest = min((len(result["step_seconds"]) for result in good), default=0)
-        for result in good:
-            result |= {"step_seconds": result["step_seconds"][:shortest], "warm_from": warm_from(shortest)}
+            result = run_once(self._program, run.name, max(5.0, self._end - time.monotonic()), limit_bytes=run.limit_bytes)
+            if run.limit_bytes:
+                result = self._judged(result)
+            elif "error" not in result:
+                self._steps = len(result["step_seconds"])
+            results[run.key] = result
         return [results]
+
+    def _judged(self, result: dict) -> dict:
+        """A script that ran out of memory, caught it and gave up did not train, however well it ended."""
+        steps = len(result.get("step_seconds", ()))
+        if "error" in result or not result.get("ooms") or steps >= self._steps:
+            return result
+        said = f"it ran out of memory, went on and made {steps} of {self._steps} timed steps"
+        return result | {"error": said, "out_of_memory": said, "failed_at_step": steps}
 
 
 def name_of(path: str) -> str:

@@ -80,6 +80,7 @@ class Bundled:
 
     name: str
     session: Session
+    warm = "Steps count from the second of each shape on."
 
     def say(self, sentence: str) -> None:
         self.session.say(sentence)
