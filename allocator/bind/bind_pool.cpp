@@ -249,6 +249,14 @@ void bind_pool(py::module_ m) {
           "largest_free",
           [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
           py::arg("stream") = 0)
+      .def(
+          "gave_tag",
+          [](const Pool& pool, const py::object& tag) {
+            const Tag number = Tag(to_u64(tag, "tag"));
+            py::gil_scoped_release others;
+            return pool.gave_tag(number);
+          },
+          py::arg("tag"), "Whether some block carries it, or did.")
       .def("stats",
            [](const Pool& pool) {
              const PoolStats stats = [&] {

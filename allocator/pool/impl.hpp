@@ -169,8 +169,9 @@ struct Pool::Impl {
   PoolStats stats;                 // the rest
   Joint joint;                     // with what is forwarded
   Claims claims;                   // by forwarded calls that are under way
+  TagSet tags_given;            // that some block carries or carried
   bool keeps_granules = false;  // since somebody registers memory by its address (Pool::keep_granules)
-  int slab_notices = 0;  // how often a further slab was said to be taken
+  int slab_notices = 0;         // how often a further slab was said to be taken
   Bytes device_limit = ~Bytes{0};  // reserved bytes at which the device last refused; lifted by giving back
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
   Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with

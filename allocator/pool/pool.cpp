@@ -111,6 +111,7 @@ Addr Pool::Impl::malloc(Bytes bytes, StreamId stream, Mobility mobility, std::un
   b.last_use.stream = by;
   b.mobility = std::uint8_t(mobility);
   b.tag = current_tag;
+  if (__builtin_expect(b.tag != kUntagged, 0)) tags_given.set(b.tag);
   held.insert(b.at, id);
   counters.up(part(size), size, bytes);
   Addr at = b.at;
@@ -451,6 +452,11 @@ bool Pool::owns(Addr address) const {
   return impl_->debug ? impl_->debug->owns(address) : impl_->space.owns(address);
 }
 
+bool Pool::gave_tag(Tag tag) const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->tags_given.test(tag);
+}
+
 Bytes Pool::largest_free(StreamId stream) const {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
@@ -476,6 +482,7 @@ Bytes Pool::reserved_peak() const {
 PoolStats Pool::stats() const {
   std::lock_guard lock(impl_->mutex);
   PoolStats s = impl_->window_stats();
+  impl_->look_at_free(&s);
   impl_->joint.widen(&s);
   return s;
 }
@@ -483,6 +490,7 @@ PoolStats Pool::stats() const {
 PoolStats Pool::joint_stats() const {
   std::lock_guard lock(impl_->mutex);
   PoolStats s = impl_->window_stats();
+  impl_->look_at_free(&s);
   impl_->joint.add(&s);
   return s;
 }
@@ -500,12 +508,11 @@ PoolStats Pool::Impl::window_stats() const {
   s.exported_bytes = exports.bytes();
   s.asleep_bytes = asleep.dormitory.bytes();
   s.host_bytes = asleep.stage.bytes();
-  look_at_free(&s);
   return s;
 }
 
 // What is free and stays when trim() gives idle granules (or whole slabs) back, as it is now: nothing counts it on the way,
-// so its peak is no more than what it is.
+// so its peak is no more than what it is. It goes through all granules: only where somebody asks.
 void Pool::Impl::look_at_free(PoolStats* s) const {
   std::int64_t blocks[] = {0, 0}, idle[] = {0, 0};  // of all arenas, of the small one
   for (int a = 0; a < Space::kArenas; a++) blocks[0] += std::int64_t(home.index(a).size());
@@ -526,14 +533,15 @@ void Pool::Impl::look_at_free(PoolStats* s) const {
     all = 0;
     for (int a = 0; a < Space::kArenas; a++) all += std::int64_t(home.free_bytes(a));
   }
-  const std::int64_t small = std::int64_t(home.free_bytes(kSmallArena)) - idle[1];
+  all = std::max<std::int64_t>(0, all - idle[0]);
+  const std::int64_t small = std::max<std::int64_t>(0, std::int64_t(home.free_bytes(kSmallArena)) - idle[1]);
   auto is = [](Stat* x, std::int64_t now) { *x = {.current = now, .peak = now, .allocated = now, .freed = 0}; };
   is(&s->inactive_split[kAll], blocks[0]);
   is(&s->inactive_split[kSmall], blocks[1]);
   is(&s->inactive_split[kLarge], blocks[0] - blocks[1]);
-  is(&s->inactive_split_bytes[kAll], std::max<std::int64_t>(0, all - idle[0]));
-  is(&s->inactive_split_bytes[kSmall], std::max<std::int64_t>(0, small));
-  is(&s->inactive_split_bytes[kLarge], std::max<std::int64_t>(0, all - idle[0] - std::max<std::int64_t>(0, small)));
+  is(&s->inactive_split_bytes[kAll], all);
+  is(&s->inactive_split_bytes[kSmall], small);
+  is(&s->inactive_split_bytes[kLarge], std::max<std::int64_t>(0, all - small));
 }
 
 void Pool::reset_peak_stats() {
@@ -545,7 +553,7 @@ void Pool::reset_peak_stats() {
 void Pool::Impl::restart_peaks() {
   auto& s = stats;
   counters.reset_peak();
-  for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
+  for (StatArray* a : {&s.segment, &s.reserved_bytes})
     for (Stat& x : *a) x.reset_peak();
   s.slab_bytes.reset_peak();
 }
@@ -556,7 +564,7 @@ void Pool::reset_accumulated_stats() {
   s.num_ooms_before_reset += s.num_ooms + impl_->joint.num_ooms();
   impl_->counters.reset_accumulated();
   impl_->joint.reset_accumulated();
-  for (StatArray* a : {&s.segment, &s.inactive_split, &s.reserved_bytes, &s.inactive_split_bytes})
+  for (StatArray* a : {&s.segment, &s.reserved_bytes})
     for (Stat& x : *a) x.reset_accumulated();
   s.slab_bytes.reset_accumulated();
   s.num_alloc_retries = s.num_ooms = s.num_sync_all_streams = 0;

@@ -118,6 +118,7 @@ class Pool {
   bool find(Addr address, BlockInfo* out) const;
   bool owns(Addr address) const;  // inside any of the pool's addresses, held or not
   // The largest block that malloc would hand out on `stream` without growing; and all idle bytes (for cacheInfo).
+  bool gave_tag(Tag tag) const;  // does some block carry it, or did one?
   Bytes largest_free(StreamId stream) const;
 
   PoolStats stats() const;

@@ -301,9 +301,11 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
   BlockId id = try_fit(arena, size, by, high);
   if (id == kNoBlock && arena != kMainArena) id = try_fit(kMainArena, size, by, high);
   if (id == kNoBlock) id = try_views(size, by);
-  if (id == kNoBlock && !may_map(by)) id = try_beside(arena, size, by, high);
   if (id != kNoBlock) return id;
-  if (!may_map(by)) refuse_during_capture(size);
+  if (!may_map(by)) {
+    if ((id = try_beside(arena, size, by, high)) != kNoBlock) return id;
+    refuse_during_capture(size);
+  }
   if (arena != kMainArena) id = try_grow(arena, size, by, high, space.reserved() + allowance());
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
   if (id == kNoBlock) id = try_stitch(size, by, high, allowance());

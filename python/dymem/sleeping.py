@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator
@@ -24,9 +23,7 @@ from typing import Iterable, Iterator
 from dymem.config import shown
 from dymem.errors import DymemError, InvalidArgument, SleepError
 
-_used: set[str] = set()       # tags under which something was allocated
-_open: list["_Region"] = []   # `with tagged(...)` blocks that are being run, of all threads
-_innermost = threading.local()
+_known: dict[str, int] = {}  # tags by name: their numbers in the core
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,28 +60,6 @@ class SleepReport:
         return ", ".join(said)
 
 
-class _Region:
-    """One run of a `with tagged(name)` block. The core does not keep which tags it gave, so allocations are counted from
-    begin to end; those of other threads meanwhile count too, and may let a name pass under which nothing lies."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.began, self.inner = name, _allocations(), 0
-
-    def allocations(self) -> int:
-        """So far; above 0 too if the counts were reset meanwhile and more is held than at the beginning."""
-        (before, held_before), (now, held) = self.began, _allocations()
-        return now - before if now > before else max(before - now, held - held_before, 0)
-
-    def used(self) -> bool:
-        return self.allocations() != self.inner
-
-
-def _allocations() -> tuple[int, int]:
-    """How many blocks the pools have handed out since they were made or their counts reset, and how many are held."""
-    counts = [pool.stats()["allocation"]["all"] for _, pool in _pools(None)]
-    return sum(count["allocated"] for count in counts), sum(count["current"] for count in counts)
-
-
 @contextlib.contextmanager
 def tagged(name: str) -> Iterator[None]:
     """Blocks allocated by this thread in the `with` block carry the tag `name` until they are freed.
@@ -93,23 +68,11 @@ def tagged(name: str) -> Iterator[None]:
     """
     from dymem import _core
 
-    if not isinstance(name, str):
-        raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")
-    number, outer, region = _core.pool.tag_number(name), getattr(_innermost, "region", None), _Region(name)
-    before = _core.pool.set_current_tag(number)
+    before = _core.pool.set_current_tag(_number(name))
     try:
-        _innermost.region = region
-        _open.append(region)
         yield
-    finally:  # first of all the tag, then what an interrupt may cost
+    finally:
         _core.pool.set_current_tag(before)
-        _innermost.region = outer
-        if region in _open:
-            _open.remove(region)
-        if region.used():
-            _used.add(name)
-        if outer is not None:
-            outer.inner += region.allocations()
 
 
 def sleep(keep: str | Iterable[str] = "host", tags: str | Iterable[str] | None = None, device=None) -> SleepReport:
@@ -210,13 +173,23 @@ def _pools(device) -> list[tuple[int, object]]:
     return [(number, _core.abi.pool(number)) for number in numbers if _core.abi.made(number)]
 
 
+def _number(name: str) -> int:
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")
+    if name not in _known:
+        from dymem import _core
+
+        _known[name] = _core.pool.tag_number(name)
+    return _known[name]
+
+
 def _names(tags: str | Iterable[str]) -> list[str]:
     """Only tags that were used: a misspelt one would drop what it was to keep."""
     try:
         names = [tags] if isinstance(tags, str) else list(tags)
     except TypeError:
         raise InvalidArgument(f"tags are names such as ('weights',), not {shown(tags)}") from None
-    used = _used | {region.name for region in list(_open) if region.used()}
+    used = {name for name, number in list(_known.items()) if any(pool.gave_tag(number) for _, pool in _pools(None))}
     for name in names:
         if not isinstance(name, str):
             raise InvalidArgument(f"a tag is a name such as 'weights', not {shown(name)}")

@@ -306,3 +306,16 @@ def test_rejections_are_told_where_the_setting_is_on(ruled):
     """
     ruled(code.replace("WANTED", "False"))
     ruled(code.replace("WANTED", "True"), PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True")
+
+
+def test_a_forked_child_leaves_the_history_alone(ruled):
+    """A thread that is not there may hold its locks; and nothing happens in the child that it could tell."""
+    ruled("import os", """
+        _torch.record_history(True)
+        held = _torch.allocate_on(900)
+        child = os.fork()
+        if child == 0:
+            _torch.record_history(False)
+            os._exit(0 if _torch.is_history_enabled() else 7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """)

@@ -35,6 +35,8 @@ def test_free_bytes_that_cannot_be_given_back_are_what_trimming_leaves(seed, opt
                 assert figure["peak"] >= figure["current"] == figure["allocated"] - figure["freed"] >= 0, kind
             assert figures["all"]["current"] == figures["small"]["current"] + figures["large"]["current"]
             pool.trim()
+            assert {kind: figure["current"] for kind, figure in free_figures(pool).items()} == \
+                {kind: figure["current"] for kind, figure in figures.items()}, "of each kind"
             stats = pool.stats()
             assert stats["reserved_bytes"]["all"]["current"] - stats["active_bytes"]["all"]["current"] == \
                 figures["all"]["current"] == free_figures(pool)["all"]["current"]

@@ -1,6 +1,7 @@
 """Sleeping and waking (W1 to W5 of allocator/pool/sleep.hpp), through bytes: what a block held it holds again, at the
 same address, whatever aliases and streams it was reached by; and the device has everything back meanwhile."""
 
+import contextlib
 import random
 
 import pytest
@@ -448,3 +449,15 @@ def test_host_memory_is_short():
         except DriverError:
             pass  # of another call
     pytest.fail("host memory was never asked for")
+
+
+def test_a_pool_knows_the_tags_that_it_gave(pool):
+    """Not those that were only entered, or whose request failed: a misspelt name would drop what it was to keep."""
+    for name in ("entered only", "gone since", "refused"):
+        with Tagged(name) as _, pytest.raises(OutOfMemory) if name == "refused" else contextlib.nullcontext():
+            if name == "gone since":
+                pool.free(pool.malloc(5000, 0))
+            elif name == "refused":
+                pool.malloc(1 << 40, 0)
+    given = {name: pool.gave_tag(_core.pool.tag_number(name)) for name in ("entered only", "gone since", "refused")}
+    assert given == {"entered only": False, "gone since": True, "refused": False} and not pool.gave_tag(0)

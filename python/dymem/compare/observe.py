@@ -118,17 +118,7 @@ class _Watch:
                    "rank": int(os.environ.get("RANK", "0") or 0), "torch": torch.__version__,
                    "python": sys.version.split()[0], "gpu": torch.cuda.get_device_name() if started else None,
                    "step_seconds": [round(b - a, 7) for a, b in zip(self.times, self.times[1:])],
-                   "calls_after_step": self.calls, "ooms": _ooms(), **usage, **self.failure}
+                   "calls_after_step": self.calls, **usage, **self.failure}
         part = self.folder / f"{self.pid}.part"
         part.write_text(json.dumps(content))
         os.replace(part, part.with_suffix(".json"))
-
-
-def _ooms() -> int | None:
-    """How often memory ran out, caught or not; None where PyTorch's statistics do not tell."""
-    import torch
-
-    try:
-        return torch.cuda.memory_stats().get("num_ooms")
-    except Exception:  # a pluggable allocator has none, a device in an error state answers nothing
-        return None

@@ -11,7 +11,7 @@ from typing import Mapping
 
 # Bytes, over the whole process so far; `calls` are mallocs and frees together. The names are those of the JSON files.
 USAGE = ("live_peak_bytes", "occupied_peak_bytes", "reserved_peak_bytes", "requested_peak_bytes", "reserved_bytes",
-         "calls", "device_allocations", "device_frees", "allocation_retries")
+         "calls", "device_allocations", "device_frees", "allocation_retries", "ooms")
 
 # Each allocator says with these what it wants; left over from the parent they would be another one's.
 CLEARED = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING", "DYMEM_RUN")

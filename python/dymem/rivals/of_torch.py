@@ -30,7 +30,8 @@ def torch_usage(stats: Mapping[str, int] | None = None) -> dict[str, int | None]
         "calls": calls or None,
         "device_allocations": stats.get("num_device_alloc", 0),
         "device_frees": stats.get("num_device_free", 0),
-        "allocation_retries": stats.get("num_alloc_retries", 0)}
+        "allocation_retries": stats.get("num_alloc_retries", 0),
+        "ooms": stats.get("num_ooms", 0)}
 
 
 def share_of_device(limit_bytes: int, total_bytes: int) -> float:
