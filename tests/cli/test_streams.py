@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from processes import gone
+
 from dymem.cli.tables import oom_sentence
 from dymem.errors import TraceError
 from dymem.trace import child
@@ -176,7 +178,7 @@ def test_ctrl_c_ends_a_comparison_and_its_workers(start):
     os.killpg(process.pid, signal.SIGINT)
     told, said = process.communicate(timeout=60)
     assert process.returncode == 130 and said == "dymem: stopped.\n" and told == ""
-    assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in workers)
+    assert all(gone(pid) for pid in workers)
 
 
 def test_a_reader_that_the_host_killed_says_nothing_of_the_file(traces, monkeypatch):

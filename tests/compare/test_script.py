@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from processes import gone
+
 from dymem.compare import capped, observe, script
 
 pytestmark = pytest.mark.torch
@@ -74,8 +76,7 @@ def test_a_script_that_hangs_is_ended_with_its_children(write, tmp_path):
                  "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\ntime.sleep(600)")
     result = script.run_once([path], "native", 3)
     assert "budget of seconds" in result["error"]
-    pid = int(result["stderr"])
-    assert not os.path.exists(f"/proc/{pid}") or open(f"/proc/{pid}/stat").read().split()[2] == "Z"
+    assert gone(int(result["stderr"]))
 
 
 def test_a_script_without_steps_has_no_step_time(write):
