@@ -231,6 +231,40 @@ void bind_pool(py::module_ m) {
           py::arg("limit"), "Bytes that the pool may hold; 0 = no limit.")
       .def("limit", &Pool::limit, WithoutGil())
       .def(
+          "claim_forwarded",
+          [](Pool& pool, const py::object& more) {
+            const Bytes n = to_u64(more, "more");
+            py::gil_scoped_release gil;
+            return pool.claim_forwarded(n);
+          },
+          py::arg("more"), "Another allocator is called that may grow: bytes of the limit that are set aside for it.")
+      .def(
+          "give_forwarded_cap",
+          [](Pool& pool) {
+            const ForwardedCap cap = pool.give_forwarded_cap();
+            return std::make_pair(cap.most, cap.fell);
+          },
+          "(what it is to be capped at, whether that fell).")
+      .def(
+          "forwarded_lowered", [](Pool& pool, const py::object& given) { pool.forwarded_lowered(to_u64(given, "given")); },
+          py::arg("given"))
+      .def(
+          "end_forwarded",
+          [](Pool& pool, const py::object& claimed) { return pool.end_forwarded(to_u64(claimed, "claimed")); },
+          py::arg("claimed"), "The call ended: whether the other is capped higher than the calls under way need.")
+      .def(
+          "settle_forwarded",
+          [](Pool& pool, const py::object& allocated, const py::object& freed) {
+            PoolStats held;
+            Stat& reserved = held.reserved_bytes[kAll];
+            reserved.allocated = std::int64_t(to_u64(allocated, "allocated"));
+            reserved.freed = std::int64_t(to_u64(freed, "freed"));
+            reserved.current = reserved.peak = reserved.allocated - reserved.freed;
+            return pool.settle_forwarded(held, pool.forwarded_resets());
+          },
+          py::arg("allocated"), py::arg("freed"), "It reserved and gave back so many bytes; false: newer figures are known.")
+      .def("forwarded_claims", &Pool::forwarded_claims, "Bytes set aside for calls of it that are under way.")
+      .def(
           "set_reclaim_callback",
           [](Pool& pool, const py::object& callback) { pool.set_reclaim_callback(reclaim_callback(callback)); },
           py::arg("callback"), "callback(wanted) -> bytes set free; called before malloc gives up. None: no callback.")

@@ -4,7 +4,11 @@
 //
 //   C1  While a call is under way the other holds at most most(held), whatever calls end meanwhile.
 //   C2  With none under way nothing is set aside.
-// `held`: bytes that the other holds, as last known. Lock: the pool's.
+//   C3  A cap that is given never exceeds `limit_left`, the limit less what the pool itself holds, unless as much is held.
+//       A call that has taken its bytes and not ended counts twice, in `held` and in its claim: to go by their sum would
+//       let the others take those bytes once more.
+// `held`: bytes that the other holds, as last known; never less than what it held when the last call ended.
+// Lock: the pool's.
 #pragma once
 #include <algorithm>
 
@@ -14,32 +18,39 @@ namespace dymem {
 
 class Claims {
  public:
-  // A call begins; of `more` bytes it gets what is left of `limit_left`, the limit less what the pool itself holds.
+  // A call begins; of `more` bytes it gets what is left of `limit_left`.
   Bytes begin(Bytes more, Bytes held, Bytes limit_left) {
     calls_++;
     const Bytes wanted = held + claimed_;
     const Bytes granted = limit_left > wanted ? std::min(more, limit_left - wanted) : 0;
     claimed_ += granted;
-    cap_ = std::max(cap_, cap(held));
     return granted;
   }
   void end(Bytes claimed) {
     claimed_ -= claimed;
     if (--calls_ == 0) cap_ = 0;
   }
-  // The other is capped at `most` by now, and `held` is from later than that.
-  void lowered(Bytes most, Bytes held) {
-    if (calls_) cap_ = std::max(most, cap(held));
+
+  // What the calls under way need the other to be capped at.
+  Bytes needed(Bytes held, Bytes limit_left) const { return std::max(held, std::min(held + claimed_, limit_left)); }
+  // The same, to be given to the other now: from here on it may hold as much.
+  Bytes give_cap(Bytes held, Bytes limit_left) {
+    const Bytes given = needed(held, limit_left);
+    if (calls_) cap_ = std::max(cap_, given);  // else nobody calls before it has given a cap of its own
+    return given;
+  }
+  // The other goes by `given` by now, the latest, and `held` is from later than that.
+  void lowered(Bytes given) {
+    if (calls_) cap_ = given;
   }
 
-  Bytes cap(Bytes held) const { return held + claimed_; }  // what to cap the other at
-  Bytes most(Bytes held) const { return std::max(cap(held), cap_); }
-  bool too_high(Bytes held) const { return cap_ > cap(held); }
+  Bytes most(Bytes held) const { return std::max(held + claimed_, cap_); }
+  bool too_high(Bytes held, Bytes limit_left) const { return cap_ > needed(held, limit_left); }
 
  private:
   unsigned calls_ = 0;
   Bytes claimed_ = 0;  // by calls under way
-  Bytes cap_ = 0;      // the highest that the other may still go by; 0: no call is under way
+  Bytes cap_ = 0;      // the highest that the other may still go by; 0: none was given to calls under way
 };
 
 }  // namespace dymem

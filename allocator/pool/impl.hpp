@@ -68,6 +68,7 @@ struct Pool::Impl {
   BlockId try_all(int arena, Bytes size, StreamIndex by, bool high);
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
+  Bytes limit_left() const;  // config.limit less what the pool holds; 0: nothing, or no limit
   Bytes own_limit() const;  // config.limit less what is forwarded, 0 = none
   void restart_peaks();
   PoolStats window_stats() const;

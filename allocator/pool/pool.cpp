@@ -375,34 +375,38 @@ Bytes Pool::limit() const {
 Bytes Pool::claim_forwarded(Bytes more) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  const Bytes left = p.config.limit > p.reserved() ? p.config.limit - p.reserved() : 0;
-  const Bytes granted = p.claims.begin(more, p.joint.reserved(), left);
+  const Bytes granted = p.claims.begin(more, p.joint.reserved(), p.limit_left());
   p.home.let_marks_rise(p.allowance() != 0);
   return granted;
 }
 
-void Pool::end_forwarded(Bytes claimed) {
+bool Pool::end_forwarded(Bytes claimed) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
   p.claims.end(claimed);
   p.home.let_marks_rise(p.allowance() != 0);
+  return p.config.limit && p.claims.too_high(p.joint.reserved(), p.limit_left());
 }
 
-Bytes Pool::forwarded_max() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->config.limit ? impl_->claims.cap(impl_->joint.reserved()) : kNoLimit;
-}
-
-bool Pool::forwarded_max_fell() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->config.limit && impl_->claims.too_high(impl_->joint.reserved());
-}
-
-void Pool::forwarded_lowered(Bytes most) {
+ForwardedCap Pool::give_forwarded_cap() {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  p.claims.lowered(most, p.joint.reserved());
+  if (!p.config.limit) return {kNoLimit, false};
+  const Bytes given = p.claims.give_cap(p.joint.reserved(), p.limit_left());
   p.home.let_marks_rise(p.allowance() != 0);
+  return {given, p.claims.too_high(p.joint.reserved(), p.limit_left())};
+}
+
+void Pool::forwarded_lowered(Bytes given) {
+  std::lock_guard lock(impl_->mutex);
+  Impl& p = *impl_;
+  p.claims.lowered(given);
+  p.home.let_marks_rise(p.allowance() != 0);
+}
+
+Bytes Pool::forwarded_most() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->claims.most(impl_->joint.reserved());
 }
 
 Bytes Pool::forwarded_claims() const {
@@ -410,11 +414,13 @@ Bytes Pool::forwarded_claims() const {
   return impl_->claims.most(impl_->joint.reserved()) - impl_->joint.reserved();
 }
 
-void Pool::settle_forwarded(const PoolStats& held, std::uint64_t resets) {
+bool Pool::settle_forwarded(const PoolStats& held, std::uint64_t resets) {
   std::lock_guard lock(impl_->mutex);
   Impl& p = *impl_;
-  if (p.joint.change(p.window_stats(), held, resets)) p.restart_peaks();
+  if (!p.joint.change(p.window_stats(), held, resets)) return false;
+  p.restart_peaks();
   p.home.let_marks_rise(p.allowance() != 0);
+  return true;
 }
 
 std::uint64_t Pool::forwarded_resets() const {

@@ -40,6 +40,12 @@ struct BlockInfo {
 
 // Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
 // sees memory at second addresses, it is in that block's segment and not at home.
+// What another allocator under the same limit is to be capped at, bytes (kNoLimit: not at all).
+struct ForwardedCap {
+  Bytes most = kNoLimit;
+  bool fell = false;  // it may hold more until it goes by this one
+};
+
 struct PoolSegment {
   Addr address = 0;
   Bytes size = 0;
@@ -95,20 +101,20 @@ class Pool {
   Bytes limit() const;
 
   // Another allocator may hold memory of this device under the pool's limit: the adapter forwards private pools to
-  // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many;
-  // forwarded_max() is then what the other is to be capped at (kNoLimit: there is none). After it, end_forwarded gives
+  // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many,
+  // and the other is capped at give_forwarded_cap(); after it, what the other holds is settled, and end_forwarded gives
   // the claim back. The sum never exceeds the limit (claims.hpp).
   Bytes claim_forwarded(Bytes more);
-  void end_forwarded(Bytes claimed);
-  Bytes forwarded_max() const;
-  // Calls are under way and the other is capped higher than they need: cap it at forwarded_max() again, settle, and say
-  // so, for until then the pool goes without.
-  bool forwarded_max_fell() const;
-  void forwarded_lowered(Bytes most);
-  Bytes forwarded_claims() const;  // set aside for calls under way, bytes
-  // What the other holds now. `resets`: forwarded_resets() before it was asked; its figures do not count if they were
-  // reset since.
-  void settle_forwarded(const PoolStats& held, std::uint64_t resets);
+  ForwardedCap give_forwarded_cap();  // one thread at a time, until the other goes by it
+  // True: calls are under way and the other is capped higher than they need, without which the pool goes until then. Cap
+  // it again; a cap that fell is to be settled after and said to be lowered.
+  bool end_forwarded(Bytes claimed);
+  void forwarded_lowered(Bytes given);
+  Bytes forwarded_most() const;    // the other may hold, bytes
+  Bytes forwarded_claims() const;  // of these, set aside for calls under way, bytes
+  // What the other holds now. `resets`: forwarded_resets() before it was asked. False: these figures do not count, for
+  // they were reset since or newer ones are known; ask again.
+  bool settle_forwarded(const PoolStats& held, std::uint64_t resets);
   std::uint64_t forwarded_resets() const;
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp
 

@@ -22,6 +22,11 @@
 
 namespace dymem {
 
+Bytes Pool::Impl::limit_left() const {
+  const Bytes own = reserved();
+  return config.limit > own ? config.limit - own : 0;
+}
+
 Bytes Pool::Impl::own_limit() const {
   if (!config.limit) return 0;
   const Bytes other = claims.most(joint.reserved());

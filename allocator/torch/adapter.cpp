@@ -355,7 +355,7 @@ void TorchAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
     Bytes growth = made->driver().memory().free;
     if (const Bytes limit = made->limit()) {
       const Bytes reserved = static_cast<Bytes>(made->stats().reserved_bytes[kAll].current);
-      const Bytes held = reserved + made->forwarded_max();
+      const Bytes held = reserved + made->forwarded_most();
       growth = std::min(growth, limit > held ? limit - held : 0);
     }
     found = std::max(found, growth);

@@ -25,6 +25,10 @@ Bytes growth_of(size_t size) { return size <= kMiB ? kSmallSegment : round_up(si
 // How long our pool, at its limit, waits for claims of calls that are under way.
 constexpr int kClaimWaitMs = 20;
 
+// How often the other is asked for figures that turn out older than those known, or from before they were reset: a call
+// that ends must not leave behind what it took uncounted (claims.hpp). Each time another thread has come between.
+constexpr int kSettleTries = 1000;
+
 Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
 
 void copy(const c10::CachingAllocator::StatArray& from, StatArray& to) {
@@ -84,8 +88,7 @@ class Forwarded::Claim {
       forwarded_.settle(device_);
     } catch (...) {  // its figures will be asked for again
     }
-    pool_.end_forwarded(claimed_);
-    if (!pool_.forwarded_max_fell()) return;
+    if (!pool_.end_forwarded(claimed_)) return;
     try {
       forwarded_.cap(device_, pool_);
     } catch (...) {  // the pool goes without until a call comes down, or none is under way
@@ -318,8 +321,7 @@ void Forwarded::cap(int device, Pool& pool) {
   native::CUDAAllocator& other = start();
   std::lock_guard lock(cap_mutexes_[device]);
   Bytes& last = caps_[device];
-  const Bytes most = pool.forwarded_max();
-  const bool fell = pool.forwarded_max_fell();
+  const auto [most, fell] = pool.give_forwarded_cap();
   if (last != most && (last != 0 || most != kNoLimit)) {
     const double total = static_cast<double>(total_memory(device));
     // Half a byte more, so that rounding the product down gives the very number.
@@ -337,16 +339,19 @@ void Forwarded::cap(int device, Pool& pool) {
 void Forwarded::settle(int device) {
   Pool* const pool = pool_if_made(device);
   if (!pool || !started()) return;
-  const std::uint64_t resets = pool->forwarded_resets();
-  PoolStats figures;
-  {
-    InsideOther inside;
-    figures = figures_of(other_.load()->getDeviceStats(static_cast<c10::DeviceIndex>(device)));
+  for (int tries = 0; tries < kSettleTries; tries++) {
+    const std::uint64_t resets = pool->forwarded_resets();
+    PoolStats figures;
+    {
+      InsideOther inside;
+      figures = figures_of(other_.load()->getDeviceStats(static_cast<c10::DeviceIndex>(device)));
+    }
+    const std::int64_t absorbed = absorbed_[device].load();
+    figures.num_ooms -= absorbed;
+    figures.num_alloc_retries += absorbed;
+    if (pool->settle_forwarded(figures, resets)) return;
+    std::this_thread::yield();
   }
-  const std::int64_t absorbed = absorbed_[device].load();
-  figures.num_ooms -= absorbed;
-  figures.num_alloc_retries += absorbed;
-  pool->settle_forwarded(figures, resets);
 }
 
 void Forwarded::settle_all() {
