@@ -22,8 +22,9 @@ namespace {
 constexpr Bytes kSmallSegment = 2 * kMiB, kLargeSegment = 20 * kMiB;
 Bytes growth_of(size_t size) { return size <= kMiB ? kSmallSegment : round_up(size, kLargeSegment); }
 
-// How long our pool, at its limit, waits for claims of calls that are under way.
-constexpr int kClaimWaitMs = 20;
+// How long our pool, at its limit, waits for claims of calls that are under way before it gives up. A call that is short
+// itself claims all that is left, and PyTorch's then waits for the GPU before it gives its cache back.
+constexpr int kClaimWaitMs = 2000;
 
 // How often the other is asked for figures that turn out older than those known, or from before they were reset: a call
 // that ends must not leave behind what it took uncounted (claims.hpp). Each time another thread has come between.

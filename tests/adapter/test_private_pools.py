@@ -268,6 +268,27 @@ def test_what_a_call_claimed_and_did_not_take_is_not_taken_by_another(pools):
     """, conf=LIMITED)
 
 
+def test_our_pool_waits_for_a_call_that_claimed_more_than_it_takes(pools):
+    pools("""
+        import threading, time
+        _torch.begin_pool(GRAPH, stream=5)
+        _torch.allocate_on(20 * MiB, stream=5).free()  # idle in the graph's pool: nothing will have to be taken
+        under_way = threading.Event()
+        def slow():
+            under_way.set()
+            time.sleep(0.3)  # as PyTorch's own does when it waits for the GPU
+        _torch.stand_in_before("malloc", slow)
+        captured = []
+        thread = threading.Thread(target=lambda: captured.append(_torch.allocate_on(20 * MiB, stream=5)))
+        thread.start()
+        under_way.wait()
+        data = _torch.allocate_on(40 * MiB)
+        thread.join()
+        assert facts()["reserved"] == 20 * MiB and len(captured) == 1
+        assert own("reserved_bytes.all.current") == 40 * MiB
+    """, conf=LIMITED)
+
+
 def test_our_pool_gets_what_dead_pools_hold(pools):
     pools("""
         _torch.begin_pool(GRAPH, stream=5)

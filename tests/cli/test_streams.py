@@ -162,9 +162,14 @@ def only(*names):
     return [word for name in names for word in ("--only", name)]
 
 
-def test_a_worker_that_is_killed_costs_nothing(start, tmp_path):
+@pytest.mark.parametrize("delay, killed", [(0, 1), (0.1, 1), (0.3, 1), (0.5, 1), (0.2, 2)])
+def test_workers_that_are_killed_cost_nothing(start, tmp_path, delay, killed):
+    """At whatever moment, also while the next one is being started."""
     process = start("compare", "--recordings", *only(*NAMES), "--json", "out.json")
-    os.kill(workers_of(process)[0], signal.SIGKILL)
+    workers_of(process)
+    time.sleep(delay)
+    for worker in workers_of(process)[:killed]:
+        os.kill(worker, signal.SIGKILL)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     content = json.loads((tmp_path / "out.json").read_text())

@@ -7,6 +7,7 @@ beside what PyTorch's allocator reserved for them on the card; that needs no tor
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import multiprocessing
@@ -120,8 +121,7 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
 def _replayed(paths: dict[str, Path], lag_ms: float, keys: dict) -> tuple[dict[str, list[dict]], list[str]]:
     """Rows by recording, and a sentence for each that failed.
 
-    A worker that dies takes with it whatever else was begun or waited; those are replayed once more, each in a process of
-    its own, which tells whose fault it was.
+    What a process that died was at is replayed once more, alone, which tells whose fault it was.
     """
     results: dict[str, list[dict]] = {}
     failed: list[str] = []
@@ -144,27 +144,49 @@ def _replayed(paths: dict[str, Path], lag_ms: float, keys: dict) -> tuple[dict[s
 
 def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, workers: int,
            tell: Callable[..., None]) -> list[str]:
-    """Replays in so many processes; the names of those that a process which died left behind."""
-    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"),
-                                                  initializer=_end_with_parent)
-    left = []
+    """Replays in so many processes; the names of those that a process which died left behind.
+
+    Each process is an executor of its own, given one recording at a time: one of several would lose all that wait in it
+    with any of them, and its bookkeeping breaks when a process dies while another one is being started.
+    """
+    waiting, left = collections.deque(names), []
+    idle = [_worker() for _ in names[:workers]]
+    running: dict[concurrent.futures.Future, tuple[str, concurrent.futures.Executor]] = {}
     try:
-        with _interrupts_for_the_parent():
-            started = {pool.submit(_replay_file, str(paths[name]), lag_ms, keys): name for name in names}
-        for done in concurrent.futures.as_completed(started):
-            try:
-                tell(started[done], done.result())
-            except BrokenProcessPool:
-                left.append(started[done])
-            except DymemError as error:
-                tell(started[done], None, str(error))
+        while waiting or running:
+            while waiting and idle:
+                name, worker = waiting.popleft(), idle.pop()
+                try:
+                    with _interrupts_for_the_parent():
+                        running[worker.submit(_replay_file, str(paths[name]), lag_ms, keys)] = name, worker
+                except BrokenProcessPool:  # it died between two recordings
+                    waiting.appendleft(name)
+                    idle.append(_worker())
+            for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
+                name, worker = running.pop(done)
+                try:
+                    tell(name, done.result())
+                except BrokenProcessPool:
+                    left.append(name)
+                    worker = _worker()
+                except DymemError as error:
+                    tell(name, None, str(error))
+                idle.append(worker)
     except BaseException:  # what they are at is of no use any more
-        for worker in multiprocessing.active_children():
-            worker.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.kill()
+        for worker in (*idle, *(worker for _, worker in running.values())):
+            worker.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()
+    for worker in idle:
+        worker.shutdown()
     return sorted(left, key=names.index)
+
+
+def _worker() -> concurrent.futures.Executor:
+    """One process, started by the first recording that it is given."""
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"),
+                                                  initializer=_end_with_parent)
 
 
 @contextlib.contextmanager
