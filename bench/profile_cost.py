@@ -121,25 +121,26 @@ def pooled(device: str) -> dict[str, Callable[[], Callable[[int], float]]]:
 
     if device == "cuda":
         return models(device)
-    from dymem import _torch
-
-    class Take(torch.autograd.Function):
-        """As a layer on a GPU: workspace, a tensor saved for backward, a gradient on its way."""
-
-        @staticmethod
-        def forward(ctx, x, i):
-            _torch.allocate_on(1 << 20).free()
-            ctx.kept = _torch.allocate_on((1 + i % 5) << 16)
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            gradient = _torch.allocate_on(1 << 18)
-            ctx.kept.free()
-            gradient.free()
-            return grad, None
 
     def program(width: int, rows: int, layers: int) -> Callable[[int], float]:
+        from dymem import _torch  # there once dymem is installed
+
+        class Take(torch.autograd.Function):
+            """As a layer on a GPU: workspace, a tensor saved for backward, a gradient on its way."""
+
+            @staticmethod
+            def forward(ctx, x, i):
+                _torch.allocate_on(1 << 20).free()
+                ctx.kept = _torch.allocate_on((1 + i % 5) << 16)
+                return x * 1
+
+            @staticmethod
+            def backward(ctx, grad):
+                gradient = _torch.allocate_on(1 << 18)
+                ctx.kept.free()
+                gradient.free()
+                return grad, None
+
         net = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
         batch = torch.randn(rows, width)
@@ -221,6 +222,8 @@ def main() -> int:
         stop("torch sees no GPU here")
     if options.automatic:
         return automatically(options)
+    programs = models(options.device)
+    check_only(options.only, programs)
     if options.device == "cuda":
         import dymem
 
@@ -228,8 +231,6 @@ def main() -> int:
     synchronize = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     torch.manual_seed(0)
     results = {}
-    programs = models(options.device)
-    check_only(options.only, programs)
     for name, build in programs.items():
         if options.only in (None, name):
             results[name] = measure(build(), options.pairs, options.device == "cpu", synchronize)
@@ -250,10 +251,10 @@ def automatically(options: argparse.Namespace) -> int:
     import dymem
     import torch
 
-    torch.manual_seed(0)
-    dymem.install(mobility="auto", **({} if options.device == "cuda" else {"driver": "emulated"}))
     programs = pooled(options.device)
     check_only(options.only, programs)
+    torch.manual_seed(0)
+    dymem.install(mobility="auto", **({} if options.device == "cuda" else {"driver": "emulated"}))
     if options.only is None:
         results = {}
         for name in programs:

@@ -87,6 +87,7 @@ double memory_fraction(int device) {
 }
 
 Bytes trim_all() {
+  const ForeignCall call;
   Bytes given_back = 0;
   for (int device = 0; device < kDevicesMax; ++device)
     if (Pool* made = pool_if_made(device)) given_back += made->trim();

@@ -69,6 +69,7 @@ Pool* strike_out(Addr address) {
 Addr hold(Bytes bytes, int device, StreamId stream, const std::string& holder) {
   if (bytes == 0) return 0;
   Pool& from = pool(device);  // throws if there is no such device, before anything is booked
+  const ForeignCall call(device);
   Books& b = books();
   Held* const held = account_of(b, holder, device);
   const Addr address = from.malloc(bytes, stream);
@@ -88,11 +89,14 @@ Addr hold(Bytes bytes, int device, StreamId stream, const std::string& holder) {
 }
 
 void release(Addr address) {
-  if (address != 0 && !forked()) strike_out(address)->free(address);
+  if (address == 0 || forked()) return;
+  const ForeignCall call;
+  strike_out(address)->free(address);
 }
 
 void release_quietly(Addr address) noexcept {
   if (address == 0 || forked()) return;
+  const ForeignCall call;
   try {
     strike_out(address);
   } catch (...) {
@@ -103,6 +107,7 @@ void release_quietly(Addr address) noexcept {
 
 void use_on_stream(Addr address, StreamId stream) {
   if (address == 0 || forked()) return;
+  const ForeignCall call;
   Books& b = books();
   Pool* owner = nullptr;
   {

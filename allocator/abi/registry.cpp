@@ -142,6 +142,21 @@ void on_pool_made(PoolHook hook) {
     if (Pool* made = pool_if_made(device)) hook(device, *made);
 }
 
+namespace {
+std::atomic<const ForeignCallHooks*> foreign_call_hooks{nullptr};
+}  // namespace
+
+void on_foreign_call(const ForeignCallHooks* hooks) { foreign_call_hooks.store(hooks, std::memory_order_release); }
+
+ForeignCall::ForeignCall(int device) {
+  const auto* const hooks = foreign_call_hooks.load(std::memory_order_acquire);
+  if (hooks && device >= 0) hooks->before(device);
+}
+
+ForeignCall::~ForeignCall() {
+  if (const auto* const hooks = foreign_call_hooks.load(std::memory_order_acquire)) hooks->after();
+}
+
 TraceRecorder* recorder(int device) {
   if (device < 0 || device >= kDevicesMax) return nullptr;
   State& s = state();

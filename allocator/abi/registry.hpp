@@ -67,6 +67,21 @@ bool forked();  // this process is a fork of one that used the pool: nothing may
 using PoolHook = void (*)(int device, Pool& pool);
 void on_pool_made(PoolHook hook);
 
+// Around a call of a pool that does not come through PyTorch (holders.hpp, trim_all), with no lock held: the adapter's sink
+// is attached to a pool that nobody used yet, and what it left for the calling thread is told.
+struct ForeignCallHooks {
+  void (*before)(int device) noexcept = nullptr;
+  void (*after)() noexcept = nullptr;
+};
+void on_foreign_call(const ForeignCallHooks* hooks);  // for good
+class ForeignCall {
+ public:
+  explicit ForeignCall(int device = -1);  // -1: of a pool that was used before
+  ~ForeignCall();
+  ForeignCall(const ForeignCall&) = delete;
+  ForeignCall& operator=(const ForeignCall&) = delete;
+};
+
 TraceRecorder* recorder(int device);  // nullptr unless record_trace
 
 }  // namespace dymem

@@ -31,11 +31,17 @@ py::dict flat_stats(int device) {
   if (device < 0 || device >= kDevicesMax)
     throw InvalidArgument("there is no device " + std::to_string(device) + "; devices are numbered from 0 to " +
                           std::to_string(kDevicesMax - 1) + ".");
-  Pool* made = pool_if_made(device);
+  PoolStats stats;
+  UnusableFree free;
+  if (Pool* made = pool_if_made(device)) {
+    py::gil_scoped_release others;
+    stats = made->stats();
+    free = made->unusable_free();
+  }
   py::dict flat;
-  flatten(stats_dict(made ? made->stats() : PoolStats{}), "", flat);
+  flatten(stats_dict(stats), "", flat);
   py::dict unusable;
-  unusable["unusable_free"] = unusable_dict(made ? made->unusable_free() : UnusableFree{});
+  unusable["unusable_free"] = unusable_dict(free);
   flatten(unusable, "", flat);
   const Imports mapped = imports(device);
   flat["imported_bytes"] = mapped.bytes;

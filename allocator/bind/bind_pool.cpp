@@ -128,7 +128,13 @@ class EventLog : public EventSink {
   std::vector<std::tuple<const char*, Addr, Bytes>> events_;
 };
 
+// The pool's lock may be held for as long as a pool takes to sleep, and its holder may be waiting for the GIL.
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
+template <class Call>
+auto without_gil(const Call& call) {
+  py::gil_scoped_release others;
+  return call();
+}
 
 }  // namespace
 
@@ -241,47 +247,70 @@ void bind_pool(py::module_ m) {
       .def(
           "give_forwarded_cap",
           [](Pool& pool) {
-            const ForwardedCap cap = pool.give_forwarded_cap();
+            const ForwardedCap cap = without_gil([&] { return pool.give_forwarded_cap(); });
             return std::make_pair(cap.most, cap.fell);
           },
           "(what it is to be capped at, whether that fell).")
       .def(
-          "forwarded_lowered", [](Pool& pool, const py::object& given) { pool.forwarded_lowered(to_u64(given, "given")); },
+          "forwarded_lowered",
+          [](Pool& pool, const py::object& given) {
+            const Bytes n = to_u64(given, "given");
+            py::gil_scoped_release gil;
+            pool.forwarded_lowered(n);
+          },
           py::arg("given"))
       .def(
           "end_forwarded",
-          [](Pool& pool, const py::object& claimed) { return pool.end_forwarded(to_u64(claimed, "claimed")); },
-          py::arg("claimed"), "The call ended: whether the other is capped higher than the calls under way need.")
+          [](Pool& pool, const py::object& claimed, bool settled) {
+            const Bytes n = to_u64(claimed, "claimed");
+            py::gil_scoped_release gil;
+            return pool.end_forwarded(n, settled);
+          },
+          py::arg("claimed"), py::arg("settled") = true, "The call ended: whether the other is capped higher than the calls under way need.")
       .def(
           "settle_forwarded",
-          [](Pool& pool, const py::object& allocated, const py::object& freed) {
+          [](Pool& pool, const py::object& allocated, const py::object& freed, std::uint64_t era) {
             PoolStats held;
             Stat& reserved = held.reserved_bytes[kAll];
             reserved.allocated = std::int64_t(to_u64(allocated, "allocated"));
             reserved.freed = std::int64_t(to_u64(freed, "freed"));
             reserved.current = reserved.peak = reserved.allocated - reserved.freed;
-            return pool.settle_forwarded(held, pool.forwarded_resets());
+            return without_gil([&] { return pool.settle_forwarded(held, era); });
           },
-          py::arg("allocated"), py::arg("freed"), "It reserved and gave back so many bytes; false: newer figures are known.")
-      .def("forwarded_claims", &Pool::forwarded_claims, "Bytes set aside for calls of it that are under way.")
+          py::arg("allocated"), py::arg("freed"), py::arg("era"),
+          "It reserved and gave back so many bytes in all, asked in that era; false: these figures do not count.")
+      .def("forwarded_era", &Pool::forwarded_era, WithoutGil())
+      .def("forwarded_claims", &Pool::forwarded_claims, WithoutGil(), "Bytes set aside for calls of it that are under way.")
       .def(
           "set_reclaim_callback",
-          [](Pool& pool, const py::object& callback) { pool.set_reclaim_callback(reclaim_callback(callback)); },
+          [](Pool& pool, const py::object& callback) {
+            ReclaimCallback wrapped = reclaim_callback(callback);
+            py::gil_scoped_release gil;
+            pool.set_reclaim_callback(std::move(wrapped));
+          },
           py::arg("callback"), "callback(wanted) -> bytes set free; called before malloc gives up. None: no callback.")
       .def(
           "find",
           [](const Pool& pool, const py::object& address) -> py::object {
+            const Addr a = to_u64(address, "address");
             BlockInfo info;
-            if (!pool.find(to_u64(address, "address"), &info)) return py::none();
-            return block_dict(info);
+            const bool found = without_gil([&] { return pool.find(a, &info); });
+            return found ? py::object(block_dict(info)) : py::none();
           },
           py::arg("address"), "The block that a caller holds and `address` lies in, or None.")
       .def(
-          "owns", [](const Pool& pool, const py::object& address) { return pool.owns(to_u64(address, "address")); },
+          "owns",
+          [](const Pool& pool, const py::object& address) {
+            const Addr a = to_u64(address, "address");
+            return without_gil([&] { return pool.owns(a); });
+          },
           py::arg("address"))
       .def(
           "largest_free",
-          [](const Pool& pool, const py::object& stream) { return pool.largest_free(to_u64(stream, "stream")); },
+          [](const Pool& pool, const py::object& stream) {
+            const StreamId s = to_u64(stream, "stream");
+            return without_gil([&] { return pool.largest_free(s); });
+          },
           py::arg("stream") = 0)
       .def(
           "gave_tag",
@@ -293,14 +322,11 @@ void bind_pool(py::module_ m) {
           py::arg("tag"), "Whether some block carries it, or did.")
       .def("stats",
            [](const Pool& pool) {
-             const PoolStats stats = [&] {
-               py::gil_scoped_release others;  // the lock may be held for as long as a pool takes to sleep
-               return pool.stats();
-             }();
-             return stats_dict(stats);
+             return stats_dict(without_gil([&] { return pool.stats(); }));
            })
       .def(
-          "unusable_free", [](const Pool& pool) { return unusable_dict(pool.unusable_free()); },
+          "unusable_free",
+          [](const Pool& pool) { return unusable_dict(without_gil([&] { return pool.unusable_free(); })); },
           "U_f: of what is free now, the share that a request of each power of two cannot use, as {'2^21': 0.03, ...}.")
       .def(
           "sleep",
@@ -341,7 +367,7 @@ void bind_pool(py::module_ m) {
       .def("blocks",
            [](const Pool& pool) {
              py::list blocks;
-             for (const BlockInfo& b : pool.blocks()) blocks.append(block_dict(b));
+             for (const BlockInfo& b : without_gil([&] { return pool.blocks(); })) blocks.append(block_dict(b));
              return blocks;
            })
       .def("segments", &segment_dicts, "Every byte once: memory that reads as one piece, with its blocks.")

@@ -3,7 +3,8 @@
 // that is under way can still take: such a rest goes back only when the cap has come down or nobody is calling.
 //
 //   C1  While a call is under way the other holds at most most(held), whatever calls end meanwhile.
-//   C2  With none under way nothing is set aside.
+//   C2  With none under way nothing is set aside, but for those that ended unsettled: what they took is not known before
+//       the next figures.
 //   C3  A cap that is given never exceeds `limit_left`, the limit less what the pool itself holds, unless as much is held.
 //       A call that has taken its bytes and not ended counts twice, in `held` and in its claim: to go by their sum would
 //       let the others take those bytes once more.
@@ -11,6 +12,7 @@
 // Lock: the pool's.
 #pragma once
 #include <algorithm>
+#include <utility>
 
 #include "base/units.hpp"
 
@@ -26,9 +28,20 @@ class Claims {
     claimed_ += granted;
     return granted;
   }
-  void end(Bytes claimed) {
-    claimed_ -= claimed;
-    if (--calls_ == 0) cap_ = 0;
+  // `settled`: `held` is from after all that the call took.
+  void end(Bytes claimed, bool settled) {
+    calls_--;
+    unsettled_ = unsettled_ || !settled;
+    if (settled) claimed_ -= claimed;
+    else left_ += claimed;
+    if (!calls_ && !unsettled_) cap_ = 0;
+  }
+  // `held` is from after all that ended calls took.
+  void settled() {
+    if (!unsettled_) return;
+    unsettled_ = false;
+    claimed_ -= std::exchange(left_, 0);
+    if (!calls_) cap_ = 0;
   }
 
   // What the calls under way need the other to be capped at.
@@ -38,6 +51,10 @@ class Claims {
     const Bytes given = needed(held, limit_left);
     if (calls_) cap_ = std::max(cap_, given);  // else nobody calls before it has given a cap of its own
     return given;
+  }
+  // The same where there is no limit.
+  void give_none() {
+    if (calls_) cap_ = kNoLimit;
   }
   // The other goes by `given` by now, the latest, and `held` is from later than that.
   void lowered(Bytes given) {
@@ -49,7 +66,9 @@ class Claims {
 
  private:
   unsigned calls_ = 0;
-  Bytes claimed_ = 0;  // by calls under way
+  Bytes claimed_ = 0;  // by calls under way, and by those that ended unsettled:
+  Bytes left_ = 0;
+  bool unsettled_ = false;  // there are such
   Bytes cap_ = 0;      // the highest that the other may still go by; 0: none was given to calls under way
 };
 

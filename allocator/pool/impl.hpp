@@ -69,6 +69,8 @@ struct Pool::Impl {
   Bytes budget(Bytes size) const;  // reserved bytes up to which growing goes before stitching
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
   Bytes limit_left() const;  // config.limit less what the pool holds; 0: nothing, or no limit
+  Bytes set_aside() const;   // of the limit, for forwarded calls that are under way
+  bool claims_came_back(std::unique_lock<Lock>& lock);  // claims.cpp: after waiting for that without the lock
   Bytes own_limit() const;  // config.limit less what is forwarded, 0 = none
   void restart_peaks();
   PoolStats window_stats() const;
@@ -78,6 +80,7 @@ struct Pool::Impl {
   bool fine_granules() const;
   bool near_limit() const;  // little is left of what the pool may hold
   bool reclaimed(Bytes size, std::unique_lock<Lock>& lock);
+  void wait_or_fail(Bytes size, StreamIndex by, int round, std::unique_lock<Lock>& lock);
   OutOfMemoryFigures figures(Bytes requested, StreamIndex by) const;
   Bytes trim();
 
@@ -115,7 +118,7 @@ struct Pool::Impl {
 
   // --- sleep.cpp
   SleepReport sleep(const SleepRequest& request);
-  SleepReport wake(const WakeRequest& request);
+  SleepReport wake(const WakeRequest& request, std::unique_lock<Lock>& lock);
   void refuse_sleep() const;
   void refuse_while_asleep() const;
   bool touches_sleep(const Block& b) const;  // some of its bytes are asleep
@@ -177,6 +180,7 @@ struct Pool::Impl {
   Bytes settled_peak = 0, settled_since = 0;  // note_peak
   Bytes reserved_peak = 0;                    // never reset, as the occupied peak it is compared with
   ReclaimCallback reclaim;
+  Patience patience = nullptr;
   EventSink* recorder = nullptr;
   Nanos recorded_from = 0;
   std::uint64_t recorded = 0;

@@ -5,7 +5,7 @@
 //
 //   J1  peaks of the pool itself, over all windows, are what they would be without this class.
 //   J2  figures() never goes back to older figures of the other side: its counters only rise, and say which is newer;
-//       figures from before its totals were last reset do not count.
+//       figures from before its peaks or totals were last reset do not count.
 // Lock: the pool's.
 #pragma once
 #include <algorithm>
@@ -30,13 +30,16 @@ class Joint {
   const PoolStats& other() const { return other_; }
   Bytes reserved() const { return Bytes(other_.reserved_bytes[kAll].current); }
   bool used() const { return used_; }
-  std::uint64_t resets() const { return resets_; }  // of the totals
+  // Figures count only if they were asked for in the era that lasts: it ends with a reset of peaks or totals, and when what
+  // the other holds has become unknown.
+  std::uint64_t era() const { return era_; }
+  void end_era() { ++era_; }
 
   // The other side's figures are now `next`; false when they are older than those that are known. `window`: the pool's,
-  // peaks since the last window ended. `resets`: resets() before they were asked for. When true, the caller starts a new
+  // peaks since the last window ended. `era`: era() before they were asked for. When true, the caller starts a new
   // window of the pool's peaks.
-  bool change(const PoolStats& window, const PoolStats& next, std::uint64_t resets) {
-    if (resets != resets_ || (used_ && age(next) < age(other_))) return false;
+  bool change(const PoolStats& window, const PoolStats& next, std::uint64_t era) {
+    if (era != era_ || (used_ && age(next) < age(other_))) return false;
     end_window(window);
     for (int i = 0; i < kArrays; i++)
       for (int p = 0; p < kStatPools; p++) {
@@ -72,7 +75,8 @@ class Joint {
         sum.freed += other.freed;
       }
     s->num_alloc_retries += other_.num_alloc_retries;
-    s->num_ooms += other_.num_ooms;
+    // Failures that no caller saw are taken off before the other counts anew: the sum may be one short for a moment.
+    s->num_ooms = std::max<std::int64_t>(0, s->num_ooms + other_.num_ooms);
     s->num_sync_all_streams += other_.num_sync_all_streams;
     s->num_device_alloc += other_.num_device_alloc;
     s->num_device_free += other_.num_device_free;
@@ -80,8 +84,10 @@ class Joint {
 
   std::int64_t num_ooms() const { return other_.num_ooms; }
 
-  // Peaks begin anew. `window`: the pool's, after it has reset its own.
+  // Peaks begin anew, on the other side too: figures that it gave before have the old ones. `window`: the pool's,
+  // after it has reset its own.
   void reset_peak(const PoolStats& window) {
+    end_era();
     for (int i = 0; i < kArrays; i++)
       for (int p = 0; p < kStatPools; p++) {
         own_peak_[i][p] = array(window, i)[p].current;
@@ -93,7 +99,7 @@ class Joint {
   }
   // Totals begin anew, on the other side too: what it says next is newer, however small.
   void reset_accumulated() {
-    ++resets_;
+    end_era();
     for (int i = 0; i < kArrays; i++)
       for (Stat& s : array(other_, i)) s.reset_accumulated();
     other_.num_alloc_retries = other_.num_ooms = other_.num_sync_all_streams = 0;
@@ -121,7 +127,7 @@ class Joint {
 
   PoolStats other_;
   bool used_ = false;
-  std::uint64_t resets_ = 0;
+  std::uint64_t era_ = 0;
   std::int64_t peak_[kArrays][kStatPools] = {}, own_peak_[kArrays][kStatPools] = {};
   std::int64_t pending_peak_ = 0, slab_peak_ = 0;
 };

@@ -372,65 +372,15 @@ Bytes Pool::limit() const {
   return impl_->config.limit;
 }
 
-Bytes Pool::claim_forwarded(Bytes more) {
+Bytes Pool::room() const {
   std::lock_guard lock(impl_->mutex);
-  Impl& p = *impl_;
-  const Bytes granted = p.claims.begin(more, p.joint.reserved(), p.limit_left());
-  p.home.let_marks_rise(p.allowance() != 0);
-  return granted;
-}
-
-bool Pool::end_forwarded(Bytes claimed) {
-  std::lock_guard lock(impl_->mutex);
-  Impl& p = *impl_;
-  p.claims.end(claimed);
-  p.home.let_marks_rise(p.allowance() != 0);
-  return p.config.limit && p.claims.too_high(p.joint.reserved(), p.limit_left());
-}
-
-ForwardedCap Pool::give_forwarded_cap() {
-  std::lock_guard lock(impl_->mutex);
-  Impl& p = *impl_;
-  if (!p.config.limit) return {kNoLimit, false};
-  const Bytes given = p.claims.give_cap(p.joint.reserved(), p.limit_left());
-  p.home.let_marks_rise(p.allowance() != 0);
-  return {given, p.claims.too_high(p.joint.reserved(), p.limit_left())};
-}
-
-void Pool::forwarded_lowered(Bytes given) {
-  std::lock_guard lock(impl_->mutex);
-  Impl& p = *impl_;
-  p.claims.lowered(given);
-  p.home.let_marks_rise(p.allowance() != 0);
-}
-
-Bytes Pool::forwarded_most() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->claims.most(impl_->joint.reserved());
-}
-
-Bytes Pool::forwarded_claims() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->claims.most(impl_->joint.reserved()) - impl_->joint.reserved();
-}
-
-bool Pool::settle_forwarded(const PoolStats& held, std::uint64_t resets) {
-  std::lock_guard lock(impl_->mutex);
-  Impl& p = *impl_;
-  if (!p.joint.change(p.window_stats(), held, resets)) return false;
-  p.restart_peaks();
-  p.home.let_marks_rise(p.allowance() != 0);
-  return true;
-}
-
-std::uint64_t Pool::forwarded_resets() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->joint.resets();
+  const Bytes limit = impl_->own_limit(), own = impl_->reserved();
+  return !limit ? kNoLimit : limit > own ? limit - own : 0;
 }
 
 void Pool::set_reclaim_callback(ReclaimCallback callback) {
   std::lock_guard lock(impl_->mutex);
-  impl_->reclaim = std::move(callback);
+  impl_->reclaim.swap(callback);  // the one that was ends after the lock: it may be Python's
 }
 
 bool Pool::find(Addr address, BlockInfo* out) const {
@@ -600,8 +550,9 @@ void Pool::take_over_recording(EventSink* to, EventSink** before) {
 
 bool Pool::replace_recorder(EventSink* from, EventSink* to) {
   std::lock_guard lock(impl_->mutex);
-  if (!from || !to || impl_->recorder != from) return false;
-  impl_->space.tell(impl_->recorder = to);
+  if (!from || impl_->recorder != from) return false;
+  if (to) impl_->space.tell(impl_->recorder = to);
+  else impl_->begin_recording(nullptr);
   return true;
 }
 

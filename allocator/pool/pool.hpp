@@ -6,6 +6,7 @@
 // Costs on the fast path (no driver call): one uncontended lock, one table lookup, one or two index updates; see
 // docs/decisions/0003 and bench/pool_calls.
 #pragma once
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,6 +57,9 @@ struct PoolSegment {
 
 // Called when the device or the limit has nothing left, before failing; returns bytes it set free (0 = give up).
 using ReclaimCallback = std::function<Bytes(Bytes wanted)>;
+// How long the calling thread may wait for others' calls of another allocator under the same limit. Asked under the pool's
+// lock: it takes none and calls nothing.
+using Patience = std::chrono::milliseconds (*)();
 
 class Pool {
  public:
@@ -99,23 +103,25 @@ class Pool {
 
   void set_limit(Bytes limit);  // 0 = none
   Bytes limit() const;
+  Bytes room() const;  // what may still be taken under the limit, bytes; kNoLimit: there is none
 
   // Another allocator may hold memory of this device under the pool's limit: the adapter forwards private pools to
   // PyTorch's own. Before such a call, claim_forwarded sets up to `more` bytes of the limit aside and returns how many,
   // and the other is capped at give_forwarded_cap(); after it, what the other holds is settled, and end_forwarded gives
-  // the claim back. The sum never exceeds the limit (claims.hpp).
+  // the claim back (not settled: with the next figures). The sum never exceeds the limit (claims.hpp).
   Bytes claim_forwarded(Bytes more);
   ForwardedCap give_forwarded_cap();  // one thread at a time, until the other goes by it
   // True: calls are under way and the other is capped higher than they need, without which the pool goes until then. Cap
   // it again; a cap that fell is to be settled after and said to be lowered.
-  bool end_forwarded(Bytes claimed);
+  bool end_forwarded(Bytes claimed, bool settled = true);
   void forwarded_lowered(Bytes given);
-  Bytes forwarded_most() const;    // the other may hold, bytes
-  Bytes forwarded_claims() const;  // of these, set aside for calls under way, bytes
-  // What the other holds now. `resets`: forwarded_resets() before it was asked. False: these figures do not count, for
-  // they were reset since or newer ones are known; ask again.
-  bool settle_forwarded(const PoolStats& held, std::uint64_t resets);
-  std::uint64_t forwarded_resets() const;
+  Bytes forwarded_claims() const;  // set aside for calls under way, bytes
+  // What the other holds now. `era`: forwarded_era() before it was asked. False: these figures do not count, for they were
+  // reset since, a call has ended unsettled, or newer ones are known; ask again.
+  bool settle_forwarded(const PoolStats& held, std::uint64_t era);
+  std::uint64_t forwarded_era() const;
+  // With it, a request that finds nothing waits for bytes that are set aside before it fails; without, it does not.
+  void set_patience(Patience patience);
   PoolStats joint_stats() const;   // of the pool and the other together; see joint.hpp
 
   void set_reclaim_callback(ReclaimCallback callback);

@@ -170,16 +170,15 @@ BlockId Pool::Impl::try_slabs(Bytes size, StreamIndex by, const PartsFor& parts,
 
 BlockId Pool::Impl::place_in_slab_slow(Bytes size, StreamIndex by, const PartsFor& parts,
                                        std::unique_lock<Lock>& lock) {
-  if (streams.any_capturing()) {  // nobody is waited for; a mark rises without any call of the driver
-    BlockId id = try_slabs(size, by, parts, lock);
-    if (id != kNoBlock) return id;
+  BlockId id = kNoBlock;
+  for (int round = 0; streams.any_capturing(); round++) {  // no stream is waited for; a mark rises without calls of the driver
+    if ((id = try_slabs(size, by, parts, lock)) != kNoBlock) return id;
     if (!may_map(by)) refuse_during_capture(size);
-    stats.num_ooms++;
-    throw OutOfMemory(figures(size, by));
+    wait_or_fail(size, by, round, lock);
   }
   look();
   note_peak();
-  BlockId id = try_slabs(size, by, parts, lock);
+  id = try_slabs(size, by, parts, lock);
   if (id != kNoBlock) return id;
 
   stats.num_alloc_retries++;

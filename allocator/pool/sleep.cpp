@@ -315,22 +315,28 @@ bool Pool::Impl::needs_memory(GranuleId id, const std::vector<bool>& wakes) cons
   return needs;
 }
 
-SleepReport Pool::Impl::wake(const WakeRequest& request) {
+SleepReport Pool::Impl::wake(const WakeRequest& request, std::unique_lock<Lock>& lock) {
   const auto began = std::chrono::steady_clock::now();
   SleepReport report;
-  if (asleep.dormitory.empty() && !asleep.everything) return report;
-  refuse_sleep();
-  settle_copies();
   std::vector<GranuleId> needed, empty;
-  waking(request, &needed, &empty);
   Bytes wanted = 0;
-  for (GranuleId g : needed) wanted += asleep.dormitory.emptied(g) ? space.granule(g).size : 0;
-  const auto over_limit = [&] { return config.limit && wanted && space.reserved() + wanted > own_limit(); };
-  if (over_limit()) trim();
-  if (over_limit())
+  for (int round = 0;; round++) {  // after each wait everything anew: others may have woken much of it
+    if (asleep.dormitory.empty() && !asleep.everything) return report;
+    refuse_sleep();
+    settle_copies();
+    needed.clear();
+    empty.clear();
+    waking(request, &needed, &empty);
+    wanted = 0;
+    for (GranuleId g : needed) wanted += asleep.dormitory.emptied(g) ? space.granule(g).size : 0;
+    const auto over_limit = [&] { return config.limit && wanted && space.reserved() + wanted > own_limit(); };
+    if (over_limit()) trim();
+    if (!over_limit()) break;
+    if (round < kReclaimRounds && claims_came_back(lock)) continue;
     throw OutOfMemory(figures(wanted, 0), "dymem: waking takes " + human_bytes(wanted) + " and the pool's limit of " +
                                               human_bytes(config.limit) + " leaves less; it stays asleep and whole: "
                                               "raise the limit or free other memory, and call wake again");
+  }
   // 1. Memory, views, contents: all or nothing.
   std::vector<bool> wakes(space.granules());
   for (GranuleId g : needed) wakes[g] = true;
@@ -401,8 +407,8 @@ SleepReport Pool::sleep(const SleepRequest& request) {
 }
 
 SleepReport Pool::wake(const WakeRequest& request) {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->wake(request);
+  std::unique_lock lock(impl_->mutex);
+  return impl_->wake(request, lock);
 }
 
 Bytes Pool::free_host_slabs() {

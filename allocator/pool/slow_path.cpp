@@ -11,7 +11,8 @@
 //   -- at the limit, or when the device refuses:
 //   5  let this stream wait for the others (on the device), then 1-4 again
 //   6  wait for pending frees (on the host), then 1-4 again
-//   7  the reclaim callback (PyTorch's), unlocked, then 1-4 and 6 again
+//   7  the reclaim callback (PyTorch's), or bytes that calls of private pools have claimed and do not take (claims.cpp, also
+//      during captures), unlocked, then 1-4 and 6 again
 //   8  OutOfMemory with every figure; the pool stays usable
 #include <algorithm>
 
@@ -259,10 +260,14 @@ BlockId Pool::Impl::place_slow(Bytes size, StreamIndex by, Mobility mobility, st
   note_peak();
   bool high = mobility == Mobility::temporary;
   int arena = size <= kSmallMax ? kSmallArena : mobility == Mobility::reclaimed ? kIncrementalArena : kMainArena;
-  if (streams.any_capturing()) return try_during_capture(arena, size, by, high);
+  BlockId id = kNoBlock;
+  for (int round = 0; streams.any_capturing(); round++) {
+    if ((id = try_during_capture(arena, size, by, high)) != kNoBlock) return id;
+    wait_or_fail(size, by, round, lock);
+  }
   look();
   if (stitcher.waits_to_retire()) stitcher.retire();
-  BlockId id = try_all(arena, size, by, high);
+  id = try_all(arena, size, by, high);
   if (id != kNoBlock) return id;
 
   stats.num_alloc_retries++;
@@ -315,29 +320,40 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, budget(size));
   if (id == kNoBlock) id = try_stitch(size, by, high, allowance());
   if (id == kNoBlock) id = try_grow(kMainArena, size, by, high, space.reserved() + allowance());
-  if (id == kNoBlock) id = try_beside(arena, size, by, high);
-  if (id != kNoBlock) return id;
+  return id != kNoBlock ? id : try_beside(arena, size, by, high);
+}
+
+// During a capture, where no callback is run.
+void Pool::Impl::wait_or_fail(Bytes size, StreamIndex by, int round, std::unique_lock<Lock>& lock) {
+  if (round < kReclaimRounds && claims_came_back(lock)) {
+    refuse_while_asleep();
+    settle_copies();
+    return;
+  }
   stats.num_ooms++;
   throw OutOfMemory(figures(size, by));
 }
 
-// Runs the callback without the lock; false when there is none or it had nothing to give.
+// Runs the callback without the lock, then waits for what is set aside; false when neither had anything to give.
 bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
-  if (!reclaim) return false;
-  ReclaimCallback callback = reclaim;
-  lock.unlock();
   Bytes freed = 0;
-  try {
+  if (reclaim) {
+    struct Relock {
+      std::unique_lock<Lock>& lock;
+      ~Relock() { lock.lock(); }
+    };
+    ReclaimCallback current = reclaim;
+    lock.unlock();
+    const Relock relock{lock};
+    ReclaimCallback callback;
+    callback.swap(current);  // ends before the lock is taken: it may be the last of Python's, and take the GIL for that
     freed = callback(size);
-  } catch (...) {
-    lock.lock();
-    throw;
   }
-  lock.lock();
+  if (freed == 0 && !claims_came_back(lock)) return false;
   refuse_while_asleep();  // another thread, or the callback, may have put the pool to sleep
   settle_copies();
   device_limit = ~Bytes{0};
-  return freed != 0;
+  return true;
 }
 
 BlockId Pool::Impl::place_guarded(Bytes size, std::unique_lock<Lock>& lock) {

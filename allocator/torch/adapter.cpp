@@ -1,6 +1,7 @@
 // See adapter.hpp (T1..T5): allocation, freeing, statistics, settings.
 #include "torch/adapter.hpp"
 
+#include <Python.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
@@ -18,6 +19,7 @@
 #include "abi/peer_driver.hpp"
 #include "torch/following.hpp"
 #include "torch/history.hpp"
+#include "torch/inside.hpp"
 #include "torch/searching.hpp"
 #include "torch/watching.hpp"
 
@@ -59,8 +61,20 @@ double fraction_of_settings() {
   return native::CUDAAllocatorConfig::per_process_memory_fraction();
 }
 
+// How long, at the limit, a request waits for claims of calls that are under way before it fails. A call that is short
+// itself claims all that is left, and PyTorch's then waits for the GPU before it gives its cache back.
+constexpr std::chrono::milliseconds kPatience{2000};
+// With the GIL held: such a call may need it, for stack frames or a callback.
+constexpr std::chrono::milliseconds kPatienceWithGil{20};
+
+std::chrono::milliseconds patience() {
+  if (InsideOther::now()) return {};  // one of the claims is its own
+  return Py_IsInitialized() && PyGILState_Check() ? kPatienceWithGil : kPatience;
+}
+
 // Each pool, before anyone else sees it.
 void prepare_pool(int device, Pool& pool) {
+  pool.set_patience(&patience);
   pool.set_reclaim_callback([device, &pool](Bytes) {
     const Bytes freed = run_free_memory_callbacks(pool);
     return freed + torch_allocator().forwarded().reclaim(device);
@@ -283,7 +297,7 @@ inline void TorchAllocator::release_block(void* pointer) noexcept {
   Pool* owner = nullptr;
   try {
     const auto* trace = gpu_trace();
-    if (__builtin_expect(trace != nullptr, 0) && !torch_allocator().forwarded_.holds(pointer))
+    if (__builtin_expect(trace != nullptr, 0) && !forked() && !torch_allocator().forwarded_.holds(pointer))
       (*trace)->trace_gpu_memory_deallocation(c10::DeviceType::CUDA, address);
     if (__builtin_expect(c10::memoryProfilingEnabled(), 0)) {
       owner = pool_of(address);
@@ -352,13 +366,8 @@ void TorchAllocator::cacheInfo(c10::DeviceIndex device, size_t* largest) {
   }
   Bytes found = made->largest_free(stream);
   if (*largest == 0) {
-    Bytes growth = made->driver().memory().free;
-    if (const Bytes limit = made->limit()) {
-      const Bytes reserved = static_cast<Bytes>(made->stats().reserved_bytes[kAll].current);
-      const Bytes held = reserved + made->forwarded_most();
-      growth = std::min(growth, limit > held ? limit - held : 0);
-    }
-    found = std::max(found, growth);
+    const Bytes growth = made->driver().memory().free;
+    found = std::max(found, std::min(growth, made->room()));
   }
   *largest = std::max<size_t>(*largest, found);
   forwarded_.cache_info(device, largest);

@@ -22,12 +22,8 @@ namespace {
 constexpr Bytes kSmallSegment = 2 * kMiB, kLargeSegment = 20 * kMiB;
 Bytes growth_of(size_t size) { return size <= kMiB ? kSmallSegment : round_up(size, kLargeSegment); }
 
-// How long our pool, at its limit, waits for claims of calls that are under way before it gives up. A call that is short
-// itself claims all that is left, and PyTorch's then waits for the GPU before it gives its cache back.
-constexpr int kClaimWaitMs = 2000;
-
-// How often the other is asked for figures that turn out older than those known, or from before they were reset: a call
-// that ends must not leave behind what it took uncounted (claims.hpp). Each time another thread has come between.
+// How often the other is asked for figures that turn out older than those known, or from before they were reset. Each time
+// another thread has come between.
 constexpr int kSettleTries = 1000;
 
 Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
@@ -85,11 +81,12 @@ class Forwarded::Claim {
     }
   }
   ~Claim() {
+    bool settled = false;
     try {
-      forwarded_.settle(device_);
+      settled = forwarded_.settle(device_);
     } catch (...) {  // its figures will be asked for again
     }
-    if (!pool_.end_forwarded(claimed_)) return;
+    if (!pool_.end_forwarded(claimed_, settled)) return;
     try {
       forwarded_.cap(device_, pool_);
     } catch (...) {  // the pool goes without until a call comes down, or none is under way
@@ -123,9 +120,22 @@ native::CUDAAllocator& Forwarded::start() {
     device_count_.store(count);
     calls.swap(waiting_);
     started_.store(true, std::memory_order_release);
+    draining_ = true;
   }
   InsideOther inside;
-  for (const auto& call : calls) call(*other);
+  while (!calls.empty()) {  // those that come meanwhile queue behind them
+    const auto batch = std::exchange(calls, {});
+    try {
+      for (const auto& call : batch) call(*other);
+    } catch (...) {
+      std::lock_guard lock(start_mutex_);
+      draining_ = false;
+      throw;
+    }
+    std::lock_guard lock(start_mutex_);
+    calls.swap(waiting_);
+    draining_ = !calls.empty();
+  }
   return *other;
 }
 
@@ -152,12 +162,12 @@ void* Forwarded::malloc(size_t size, int device, cudaStream_t stream) {
       try {
         pointer = call_malloc(size, device, stream);
       } catch (const c10::OutOfMemoryError&) {
+        if (!again) absorbed_[device].fetch_add(1);
       }
       if (pointer) remember(pointer, device);
     }
     if (pointer) return pointer;
     if (again) out_of_memory(size, device, pool);
-    absorbed_[device].fetch_add(1);
     RelaxedCapture relaxed(emulated_);
     pool.trim();
   }
@@ -204,6 +214,8 @@ c10::DataPtr Forwarded::allocate_with_address(size_t size, void* address) {
   native::CUDAAllocator& other = start();
   c10::DataPtr data;
   {
+    const int current = emulated_ ? 0 : c10::cuda::current_device();
+    Claim claim(*this, current, pool(current), growth_of(size));
     InsideOther inside;
     data = torch_compat::allocate_with_address(other, size, address);
   }
@@ -323,25 +335,24 @@ void Forwarded::cap(int device, Pool& pool) {
   std::lock_guard lock(cap_mutexes_[device]);
   Bytes& last = caps_[device];
   const auto [most, fell] = pool.give_forwarded_cap();
-  if (last != most && (last != 0 || most != kNoLimit)) {
+  if (last != most) {
     const double total = static_cast<double>(total_memory(device));
     // Half a byte more, so that rounding the product down gives the very number.
     const double fraction = most == kNoLimit ? 1.0 : std::min(1.0, (static_cast<double>(most) + 0.5) / total);
-    last = kNoLimit - 1;  // not known, should it fail
+    last = kUnknownCap;  // should it fail
     InsideOther inside;
     other.setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
     last = most;
   }
   if (!fell) return;
-  settle(device);  // what was taken under the higher cap
-  pool.forwarded_lowered(most);
+  if (settle(device)) pool.forwarded_lowered(most);  // what was taken under the higher cap is known
 }
 
-void Forwarded::settle(int device) {
+bool Forwarded::settle(int device) {
   Pool* const pool = pool_if_made(device);
-  if (!pool || !started()) return;
+  if (!pool || !started()) return false;
   for (int tries = 0; tries < kSettleTries; tries++) {
-    const std::uint64_t resets = pool->forwarded_resets();
+    const std::uint64_t era = pool->forwarded_era();
     PoolStats figures;
     {
       InsideOther inside;
@@ -350,9 +361,10 @@ void Forwarded::settle(int device) {
     const std::int64_t absorbed = absorbed_[device].load();
     figures.num_ooms -= absorbed;
     figures.num_alloc_retries += absorbed;
-    if (pool->settle_forwarded(figures, resets)) return;
+    if (pool->settle_forwarded(figures, era)) return true;
     std::this_thread::yield();
   }
+  return false;
 }
 
 void Forwarded::settle_all() {
@@ -374,13 +386,7 @@ Bytes Forwarded::reclaim(int device) {
   const auto held = [&] { return pool->stats().forwarded_bytes.current; };
   const auto before = held();
   if (before) empty_cache({0, 0});
-  if (const auto now = held(); now < before) return static_cast<Bytes>(before - now);
-  // Calls under way may have claimed more than they take.
-  for (int waited = 0; waited < kClaimWaitMs && pool->forwarded_claims(); waited++) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!pool->forwarded_claims()) return 1;
-  }
-  return 0;
+  return static_cast<Bytes>(std::max<std::int64_t>(0, before - held()));
 }
 
 // --------------------------------------------------------------------------------------------------------- statistics

@@ -111,7 +111,7 @@ class Forwarded {
   bool forget(const void* pointer, int* device);
   Bytes total_memory(int device);
   void cap(int device, Pool& pool);  // the other at what our pool allows it now
-  void settle(int device);           // our pool learns what the other holds
+  bool settle(int device);           // our pool learns what the other holds; false: it did not
   void settle_all();
   [[noreturn]] void out_of_memory(size_t size, int device, Pool& pool);
 
@@ -124,6 +124,7 @@ class Forwarded {
   std::atomic<bool> started_{false};
   std::mutex start_mutex_;
   std::vector<std::function<void(native::CUDAAllocator&)>> waiting_;  // calls to make once started; under start_mutex_
+  bool draining_ = false;                                             // those are being made; under start_mutex_
 
   mutable std::mutex held_mutex_;
   std::unordered_map<const void*, int> held_;  // address -> device
@@ -136,7 +137,9 @@ class Forwarded {
 
   std::atomic<Bytes> totals_[kDevicesMax] = {};         // of the devices; 0: not asked
   std::mutex cap_mutexes_[kDevicesMax];
-  Bytes caps_[kDevicesMax] = {};  // as last given to the other; 0: never; under the device's cap mutex
+  static constexpr Bytes kUnknownCap = kNoLimit - 1;
+  // As last given to the other, which may have begun with one of its own; under the device's cap mutex.
+  std::vector<Bytes> caps_ = std::vector<Bytes>(kDevicesMax, kUnknownCap);
   std::atomic<std::int64_t> absorbed_[kDevicesMax] = {};  // its failures that no caller saw
 };
 

@@ -158,6 +158,8 @@ History::History() {
     devices_[i] = std::make_unique<Device>();
     devices_[i]->device = i;
   }
+  static constexpr ForeignCallHooks kHooks{[](int device) noexcept { history().attach_late(device); }, &History::deliver};
+  on_foreign_call(&kHooks);
 }
 
 History& history() {
@@ -263,9 +265,15 @@ History::Call::Call(History& history, int device, Doing doing) noexcept {
   outer_ = std::move(thread.context);
   outer_freeing_ = std::exchange(thread.freeing, doing == Doing::free);
   thread.context = history.gather(doing == Doing::allocate ? When::STATE : When::ALL);
-  if (device >= 0 && device < kDevicesMax && !history.attached_[device].load(std::memory_order_acquire)) try {
-      std::lock_guard switching(history.settings_);
-      if (watching() & Watch::history) history.attach(device);
+  history.attach_late(device);
+}
+
+// To a pool that was made after watching began.
+void History::attach_late(int device) noexcept {
+  if (!(watching() & Watch::history) || device < 0 || device >= kDevicesMax) return;
+  if (!attached_[device].load(std::memory_order_acquire)) try {
+      std::lock_guard switching(settings_);
+      if (watching() & Watch::history) attach(device);
     } catch (...) {
     }
 }
@@ -274,6 +282,11 @@ History::Call::~Call() {
   Thread& thread = this_thread();
   thread.context = std::move(outer_);
   thread.freeing = outer_freeing_;
+  deliver();
+}
+
+void History::deliver() noexcept {
+  Thread& thread = this_thread();
   if (!thread.told.empty()) history().tell_trackers(thread);
   if (!thread.over.empty()) std::exchange(thread.over, {});
 }

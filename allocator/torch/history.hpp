@@ -69,6 +69,9 @@ class History {
     bool outer_freeing_;
   };
 
+  // Tells trackers and lets go of what is over, after a call of a pool by this thread that had no Call around it.
+  static void deliver() noexcept;
+
   void note_out_of_memory(int device, Bytes requested, Bytes device_free, StreamId stream);
   void annotate_block(const void* pointer, const std::string& text);  // annotateMemory()
   Context context_of(const void* pointer);                            // of the live block that holds it, or nothing
@@ -97,6 +100,7 @@ class History {
   History();
   void switch_to(const HistorySettings& settings, bool clear);
   void attach(int device);  // the sink to the pool of a device, if it is wanted and not there yet
+  void attach_late(int device) noexcept;
   void detach(int device);
   void update_watching();
   Context gather(native::RecordContext least) const noexcept;

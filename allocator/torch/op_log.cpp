@@ -106,10 +106,7 @@ class OpLog::PoolTap final : public EventSink {
   void attach(Pool& pool) { pool.take_over_recording(this, &next_); }
   // false: somebody else has taken the pool over.
   bool detach(Pool& pool) {
-    if (next_) return pool.replace_recorder(this, next_);
-    if (pool.recorder() != this) return false;
-    pool.set_recorder(nullptr);
-    return true;
+    return pool.replace_recorder(this, next_);
   }
 
  private:

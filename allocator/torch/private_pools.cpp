@@ -144,7 +144,7 @@ native::ShareableHandle Forwarded::share(void* pointer) {
 void Forwarded::when_started(std::function<void(native::CUDAAllocator&)> call) {
   {
     std::lock_guard lock(start_mutex_);
-    if (!started()) {
+    if (!started() || draining_) {
       waiting_.push_back(std::move(call));
       return;
     }

@@ -98,10 +98,13 @@ class StandIn final : public PluggableAllocator {
       auto lock = enter("stats");
       stats = stats_;
     }
-    if (std::exchange(reset_during_stats_, false)) native::get()->resetAccumulatedStats(0);
+    if (const Reset reset = std::exchange(reset_during_stats_, Reset::none); reset == Reset::totals)
+      native::get()->resetAccumulatedStats(0);
+    else if (reset == Reset::peaks) native::get()->resetPeakStats(0);
     return stats;
   }
-  void reset_during_stats() { reset_during_stats_ = true; }
+  enum class Reset { none, totals, peaks };
+  void reset_during_stats(Reset what) { reset_during_stats_ = what; }
   void resetPeakStats(c10::DeviceIndex) override {
     auto lock = enter("reset_peak");
     each_stat([](auto& stat) { stat.peak = stat.current; });
@@ -187,9 +190,10 @@ class StandIn final : public PluggableAllocator {
       if (block.pool == id || id == PoolKey{0, 0}) info.segments.emplace_back();  // {0, 0}: of all
     return info;
   }
-  void recordHistory(bool, native::CreateContextFn, size_t, native::RecordContext, bool,
+  void recordHistory(bool enabled, native::CreateContextFn, size_t, native::RecordContext, bool,
                      const std::vector<std::string>&) override {
     auto lock = enter("history");
+    recording_ = enabled;
   }
 
   // --- what tests set and look at
@@ -203,6 +207,7 @@ class StandIn final : public PluggableAllocator {
     facts["cap"] = cap_ == kNoLimit ? -1 : static_cast<std::int64_t>(cap_);
     facts["reserved"] = stats_.reserved_bytes[0].current;
     facts["live"] = stats_.allocation[0].current;
+    facts["recording"] = recording_;
     facts["open"] = static_cast<std::int64_t>(open_.size());
     return facts;
   }
@@ -370,7 +375,8 @@ class StandIn final : public PluggableAllocator {
   std::recursive_mutex mutex_;
   int devices_ = 0;
   int until_failure_ = 0;
-  bool reset_during_stats_ = false;
+  bool recording_ = false;
+  Reset reset_during_stats_ = Reset::none;
   std::pair<std::string, std::function<void()>> before_;
   Bytes cap_ = kNoLimit;
   std::map<void*, Block> blocks_;
@@ -405,8 +411,10 @@ void bind_stand_in(py::module_& m) {
       "stand_in_before",
       [](std::string call, std::function<void()> run) { stand_in().before(std::move(call), std::move(run)); },
       "Runs `run` once, in the thread that calls so next, before it takes the stand-in's lock.");
-  m.def("stand_in_reset_during_stats", [] { stand_in().reset_during_stats(); },
-        "The next figures asked for are from before a reset of the totals.");
+  m.def(
+      "stand_in_reset_during_stats",
+      [](bool peaks) { stand_in().reset_during_stats(peaks ? StandIn::Reset::peaks : StandIn::Reset::totals); },
+      py::arg("peaks") = false, "The next figures asked for are from before a reset of the totals, or of the peaks.");
   m.def("stand_in_streams_of", [](std::uintptr_t address) { return stand_in().streams_of(as_pointer(address)); });
 
   m.def(

@@ -78,3 +78,24 @@ def script(first_build, zygote, tmp_path):
         return SimpleNamespace(out=out.read_text(), err=err.read_text())
 
     return run
+
+
+# Before scripts about private pools: a stand-in for PyTorch's own allocator, which they are forwarded to.
+PRIVATE_POOLS = """
+_torch.stand_in()
+_torch.init()
+GRAPH, OTHER = (1, 0), (0, 7)  # the ids of a graph's pool and of a MemPool
+facts = _torch.stand_in_facts
+own = lambda name: dymem.memory_stats()[name]
+torch.cuda.memory.is_initialized = lambda: True  # memory_stats() answers {} before CUDA is initialised
+def stats():
+    return torch.cuda.memory_stats(0)
+"""
+
+
+@pytest.fixture
+def pools(script):
+    def run(code, conf="driver='emulated', emulated_capacity='64MiB'", **env):
+        return script(PRIVATE_POOLS + textwrap.dedent(code), conf=conf, **env)
+
+    return run

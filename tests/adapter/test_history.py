@@ -213,6 +213,25 @@ def test_trackers_hear_of_everything_without_a_lock(ruled):
     """)
 
 
+def test_trackers_hear_of_what_others_hold_before_they_have_it(ruled):
+    ruled("""
+        import threading
+        heard = []
+        _torch.attach_trace_tracker(lambda action, device, address, size: heard.append((action, address)))
+        def beside():  # a thread that never calls PyTorch
+            address = _core.abi.hold(3 * MiB, 0, 0, "cupy")
+            kinds.append([action for action, at in heard])
+            assert heard[-1] == ("alloc", address)
+            _core.abi.release(address)
+            kinds.append([action for action, at in heard])
+        kinds = []
+        thread = threading.Thread(target=beside)
+        thread.start(); thread.join()
+        assert kinds[0][-1] == "alloc" and kinds[0].count("segment_map") == len(kinds[0]) - 1 > 0, kinds
+        assert kinds[1] == kinds[0] + ["free_requested", "free_completed"], kinds
+    """)
+
+
 def test_what_a_tracker_registered_stays_where_it_is(ruled):
     ruled("""
         early = [_torch.allocate_on(n * MiB) for n in (9, 30, 9, 30, 9)]

@@ -168,3 +168,33 @@ def test_a_region_that_is_no_longer_used_is_dropped_without_another_stitch():
         pool.free(pool.malloc(700, 0))
     assert pool.stats()["views"] == pool.stats()["segment"]["all"]["current"]
     assert pool.audit() == [] and device.violations() == []
+
+
+ENDS = """
+from dymem import _core
+from dymem.errors import OutOfMemory
+
+MIB = 1 << 20
+pool = _core.pool.Pool(_core.driver.make_emulated(capacity=64 * MIB), limit=8 * MIB)
+
+class Callback:
+    def __call__(self, wanted):
+        pool.set_reclaim_callback(None)  # the pool's call has the last of it now
+        return 0
+
+    def __del__(self):
+        print("ended", pool.stats()["num_ooms"])  # takes the pool's lock
+
+pool.set_reclaim_callback(Callback())
+pool.set_reclaim_callback(Callback())
+try:
+    pool.malloc(9 * MIB, 0)
+except OutOfMemory:
+    print("out of memory")
+"""
+
+
+def test_a_callback_ends_without_the_lock(python):
+    """Whoever takes its place, and when it takes its own away: what ends there may need the pool, or the GIL."""
+    run = python("-c", ENDS, timeout=60)
+    assert run.stdout.split("\n") == ["ended 0", "ended 0", "out of memory", ""], run.stderr
