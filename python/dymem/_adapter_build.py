@@ -20,12 +20,15 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 from dymem._paths import PACKAGE, source_dir
 from dymem.errors import InstallError
@@ -36,6 +39,10 @@ TORCH_OLDEST = (2, 11)
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-Wno-attributes"]
 LIBRARIES = ["-l:libdymem.so", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 _HEADERS = {"cuda_runtime_api.h": "nvidia-cuda-runtime", "crt/host_defines.h": "nvidia-cuda-crt"}
+ONE_TAKES = 10**9  # bytes: what a compilation has been seen to need, and some more
+_MEMORY = Path("/proc/meminfo")
+# g++ and clang++ end with a code of their own when the compiler proper, their child, is killed.
+_KILLED = re.compile("signal terminated program|internal compiler error: Killed|unable to execute command: Killed")
 
 
 def too_old(torch_version: str) -> str | None:
@@ -182,27 +189,67 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
 
 
 def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> None:
-    """Runs the commands at once; what they print goes to the log, and the first error into the exception."""
-    environment = {**os.environ, "LC_ALL": "C"}
-    jobs, failed = [], None
-    try:
-        for command in commands:
-            jobs.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                         errors="replace", env=environment))
-    except OSError as error:  # an executable file that is no program
-        for job in jobs:
-            job.communicate()
-        raise InstallError(f"the compiler {command[0]} does not run ({error.strerror}): install g++ 11 or newer, or set CXX to "
-                           "a compiler.") from error
-    for command, job in zip(commands, jobs):
-        text, _ = job.communicate()
+    """Runs the commands; what they print goes to the log, and the first error into the exception."""
+    results = _together(commands, _at_once(), log.parent)
+    for number, (code, text) in enumerate(results):
+        if code < 0 or (code > 0 and _KILLED.search(text)):  # memory ran out, as a rule: alone it may have enough
+            results[number], = _together([commands[number]], 1, log.parent)
+    failed = None
+    for command, (code, text) in zip(commands, results):
         out.write(f"{shlex.join(command)}\n{text}\n")
-        if job.returncode != 0 and failed is None:
+        if code != 0 and failed is None:
             failed = next((line.strip() for line in text.splitlines() if "error" in line), f"{command[0]} failed")
     if failed is not None:
         out.flush()
         raise InstallError(f"the adapter for torch {torch.__version__} could not be built: {failed}; all that the compiler "
                            f"said is in {log}.")
+
+
+def _at_once() -> int:
+    """How many compilations this machine has cores and memory for."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        free = int(re.search(r"^MemAvailable:\s*(\d+) kB", _MEMORY.read_text(), re.MULTILINE)[1]) << 10
+    except (OSError, TypeError):  # what is free is not said here
+        return cores
+    return max(1, min(cores, free // ONE_TAKES))
+
+
+def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tuple[int, str]]:
+    """The exit code of each command, negative for a signal, and what it printed. However this ends, none runs on."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    results: list[tuple[int, str]] = [(0, "")] * len(commands)
+    waiting = list(range(len(commands)))
+    running: dict[int, subprocess.Popen] = {}
+    with contextlib.ExitStack() as files:
+        said = [files.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in commands]
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    number = waiting.pop(0)
+                    running[number] = _started(commands[number], said[number], environment)
+                for number, job in list(running.items()):
+                    if job.poll() is not None:
+                        said[number].seek(0)
+                        results[number] = job.returncode, said[number].read().decode(errors="replace")
+                        del running[number]
+                time.sleep(0.02)
+        finally:
+            for job in running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+    return results
+
+
+def _started(command: list[str], said: IO[bytes], environment: dict[str, str]) -> subprocess.Popen:
+    """In a session of its own: killing a compiler's driver alone would leave the compiler proper behind."""
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+                                env=environment, start_new_session=True)
+    except OSError as error:  # an executable file that is no program
+        raise InstallError(f"the compiler {command[0]} does not run ({error.strerror}): install g++ 11 or newer, or set CXX to "
+                           "a compiler.") from error
 
 
 def find_compiler() -> list[str]:

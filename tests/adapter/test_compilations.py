@@ -1,0 +1,122 @@
+"""How the adapter's files are compiled: no more at once than fit, a compiler that was killed again, none left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from processes import gone
+
+from dymem import _adapter_build
+from dymem.errors import InstallError
+
+TORCH = SimpleNamespace(__version__="2.11.0")
+COUNTS = """
+import os, sys, time
+from pathlib import Path
+running = Path("running")
+mine = running / sys.argv[1]
+mine.touch()
+Path(f"beside-{sys.argv[1]}").write_text(str(len(list(running.iterdir()))))
+time.sleep(0.3)
+mine.unlink()
+"""
+DIES_ONCE = """
+import os, sys
+from pathlib import Path
+if not Path("tried-" + sys.argv[1]).exists():
+    Path("tried-" + sys.argv[1]).touch()
+    {death}
+"""
+HANGS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("pids.part-" + sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
+os.rename("pids.part-" + sys.argv[1], "pids-" + sys.argv[1])
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def compile_all(tmp_path, monkeypatch):
+    """Runs a program as the compiler of so many files, on a machine of so many cores and kB; returns the log."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "running").mkdir()
+
+    def compile_all(code, count, cores=2, memory="MemAvailable: 64000000 kB"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+        (tmp_path / "meminfo").write_text(f"MemTotal: 99999999 kB\n{memory}\n")
+        monkeypatch.setattr(_adapter_build, "_MEMORY", tmp_path / "meminfo")
+        (tmp_path / "compiler.py").write_text(code)
+        commands = [[sys.executable, "compiler.py", str(number)] for number in range(count)]
+        log = tmp_path / "build.log"
+        with open(log, "w") as out:
+            _adapter_build._run_all(TORCH, commands, out, log)
+        return log.read_text()
+
+    return compile_all
+
+
+@pytest.mark.parametrize("cores, memory, most", [
+    (2, "MemAvailable: 64000000 kB", 2), (8, "MemAvailable: 3500000 kB", 3), (8, "MemAvailable: 200000 kB", 1),
+    (3, "", 3)])
+def test_no_more_at_once_than_there_are_cores_and_memory_for(compile_all, tmp_path, cores, memory, most):
+    compile_all(COUNTS, 7, cores, memory)
+    beside = [int(path.read_text()) for path in tmp_path.glob("beside-*")]
+    assert len(beside) == 7 and max(beside) <= most
+
+
+@pytest.mark.parametrize("death", [
+    "os.kill(os.getpid(), 9)", "sys.exit('g++: fatal error: Killed signal terminated program cc1plus')",
+    "sys.exit('clang++: error: unable to execute command: Killed')"])
+def test_a_compiler_that_was_killed_is_tried_once_more(compile_all, tmp_path, death):
+    log = compile_all(DIES_ONCE.format(death=death), 3)
+    assert len(list(tmp_path.glob("tried-*"))) == 3 and log.count("compiler.py") == 3
+    with pytest.raises(InstallError, match=r"could not be built: .*; all that"):
+        compile_all(DIES_ONCE.format(death=death).replace("if not", "if True or"), 1)
+
+
+def test_an_error_in_the_sources_is_tried_once_and_told(compile_all, tmp_path):
+    code = ("import sys; open('tries', 'a').write('x')\n"
+            "print('a.cpp:1: note: hm'); print('a.cpp:2: error: no ' + sys.argv[1]); sys.exit(1)")
+    with pytest.raises(InstallError, match="could not be built: a.cpp:2: error: no 0; all that"):
+        compile_all(code, 3)
+    assert (tmp_path / "tries").read_text() == "x" * 3
+    log = (tmp_path / "build.log").read_text()
+    assert [line for line in log.splitlines() if "error" in line] == [f"a.cpp:2: error: no {n}" for n in range(3)]
+
+
+def test_an_interrupted_build_leaves_no_compiler_behind(root, tmp_path):
+    """As by a notebook's stop button: the signal reaches Python alone."""
+    (tmp_path / "compiler.py").write_text(HANGS)
+    code = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+from dymem import _adapter_build
+os.sched_getaffinity = lambda pid: {0, 1}
+signal.signal(signal.SIGINT, signal.default_int_handler)
+commands = [[sys.executable, "compiler.py", str(number)] for number in range(2)]
+try:
+    _adapter_build._run_all(SimpleNamespace(__version__="2.11.0"), commands, sys.stdout, Path.cwd() / "build.log")
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": str(root / "python")})
+    until = time.monotonic() + 120
+    while len(files := list(tmp_path.glob("pids-*"))) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    pids = [int(pid) for path in files for pid in path.read_text().split()]
+    assert len(pids) == 4, "the compilers did not start"
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.communicate(timeout=120)[0] == "stopped\n"
+        assert all([gone(pid) for pid in pids])
+    finally:
+        for pid in pids:
+            if not gone(pid, 0):
+                os.kill(pid, signal.SIGKILL)
