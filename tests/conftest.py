@@ -8,11 +8,14 @@ sources; gpu/ what only a card can show.
 
 import ctypes
 import fcntl
+import functools
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,6 +36,26 @@ def has_gpu() -> bool:
         return False
     count = ctypes.c_int(0)
     return cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def pytest_configure(config):
+    """One folder for matplotlib, which the workers of pytest-xdist inherit: the user's may be unwritable, or empty."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or "MPLCONFIGDIR" not in os.environ:
+        os.environ["MPLCONFIGDIR"] = folder = tempfile.mkdtemp(prefix="dymem-matplotlib-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@functools.cache
+def fill_font_cache():
+    """Once for all workers, before any imports matplotlib: reading the system's fonts takes seconds."""
+    with open(Path(os.environ["MPLCONFIGDIR"]) / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, "-c", "import matplotlib.font_manager"], capture_output=True)
+
+
+def pytest_collect_file(file_path):
+    if file_path.suffix == ".py" and "matplotlib" in file_path.read_text():
+        fill_font_cache()
 
 
 def pytest_collection_modifyitems(items):

@@ -43,6 +43,22 @@ def test_the_default_picture_lies_in_this_folder_and_says_so(dymem_command, tmp_
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".dymem")] == []
 
 
+@pytest.mark.parametrize("folder", ["fresh", "file/below"])
+def test_matplotlibs_own_folders_are_no_news(python, tmp_path, trace, folder):
+    """It tells of its font cache after 5 s of building it: here at once. A folder below a file is one for nobody, root too."""
+    (tmp_path / "file").write_text("")
+    code = ("import threading\n"
+            "class AtOnce:\n"
+            "    def __init__(self, seconds, call): self.start = call\n"
+            "    def cancel(self): print('a timer was there')\n"
+            "threading.Timer = AtOnce\n"
+            "from dymem.__main__ import main\n"
+            "main()\n")
+    run = python("-c", code, "plot", trace, "--out", tmp_path / "a.png", env={"MPLCONFIGDIR": str(tmp_path / folder)})
+    assert run.returncode == 0 and "a timer was there" in run.stdout, "no font cache was built: the case shows nothing"
+    assert run.stderr == ""
+
+
 def test_panels_are_stacked(dymem_command, tmp_path, trace):
     heights = []
     for names in ("recorded", "recorded,dymem,dymem_remap,dymem_contiguous"):
