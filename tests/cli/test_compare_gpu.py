@@ -31,7 +31,7 @@ def on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(card, "total_bytes", lambda: 80 << 30)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "rmm" else find(name, *more))
-    monkeypatch.setattr(compare_gpu, "build_adapter", lambda: None)
+    monkeypatch.setattr(compare_gpu, "build_adapter", lambda allocators: None)
     return lambda **asked: compare.main(Asked(iterations=5, shapes=2, **asked), program=[], recordings=False, lag_ms=10.0)
 
 

@@ -4,7 +4,7 @@
     greedy    has enough only without a limit                        crasher   dies by a signal when a block of a certain size is asked
     exits     the same, by an exit code, saying why   hangs     never answers
     sticky    keeps its memory: one limit a process   damages   hands blocks out that forget their bytes
-    noisy     prints to stdout while it works         slow      takes its time
+    noisy     prints to stdout while it works
     rounds    takes its limit rounded up to 32 MiB, as the driver's pools do
 """
 
@@ -43,8 +43,6 @@ class FakeDevice:
             sys.exit("the allocator lost its mind")
         if self.habit == "hangs":
             time.sleep(3600)
-        if self.habit == "slow":
-            time.sleep(2e-4)
         if self.habit == "noisy" and not self.held:
             print("cuda says hello")
         if self.share * (sum(self.held.values()) + size) > self.limit:

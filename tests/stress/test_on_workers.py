@@ -1,7 +1,9 @@
 """Patterns run by worker processes: the limit found, what crashes cost, the budget; over machines without a card."""
 
 import json
+import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from machines import FakeDevice, MIB, ROUND
@@ -10,7 +12,7 @@ from dymem.cli.stress_tables import card_stress_notes, card_stress_words, card_t
 from dymem.stress import PATTERNS, bisect
 from dymem.stress import on_workers
 from dymem.stress.execute import READ_EVERY, run, value_of
-from dymem.stress.on_workers import Bench, Job, measure_all
+from dymem.stress.on_workers import Bench, Job, WorkerDied, WorkerProcess, measure_all
 from dymem.stress.program import DONE, FREE, MAKE, PAUSE, USE, program_of
 from dymem.stress.script import Script
 
@@ -32,8 +34,8 @@ def job(name="comb", scale=SCALE):
     return Job(name, scale, 0, peak)
 
 
-def measure(start, habits, jobs=None, budget=60.0, precision=0.01):
-    with Bench(start, {}, precision=precision) as bench:
+def measure(start, habits, jobs=None, budget=600.0, precision=0.01, clock=time.monotonic):
+    with Bench(start, {}, precision=precision, clock=clock) as bench:
         return measure_all(bench, jobs or [job()], habits, budget)
 
 
@@ -136,6 +138,33 @@ def test_bisection_keeps_what_it_has_when_it_is_stopped():
 # --- worker processes
 
 
+@pytest.mark.parametrize("code, words", [
+    ("os.write(1, b'{\"ready\": tr'); os.kill(os.getpid(), 9)", "killed by signal 9: "),
+    ("os.write(1, b'{\"ready\": tr'); sys.exit('enough')", "ended with code 1: enough"),
+    ("os.write(1, b'what \\xff?\\n'); time.sleep(600)", "no JSON but 'what \ufffd?': "),
+    ("os.close(1); time.sleep(600)", "closed its output and went on: ")])
+def test_an_end_amid_an_answer_is_told_as_any_other(code, words, monkeypatch):
+    monkeypatch.setattr(on_workers, "END_SECONDS", 1.0 if "close" in code else 60.0)
+    worker = WorkerProcess([sys.executable, "-c", f"import os, sys, time\n{code}"], None)
+    try:
+        with pytest.raises(WorkerDied) as death:
+            worker.ready()
+        assert str(death.value).startswith(words)
+    finally:
+        worker.close()
+
+
+def test_without_dymem_no_adapter_is_built(monkeypatch):
+    from dymem.rivals import ALLOCATORS, of_dymem
+
+    built = []
+    monkeypatch.setattr(of_dymem.subprocess, "Popen", lambda command, **more: built.append(command) or SimpleNamespace(wait=int))
+    of_dymem.build_adapter([ALLOCATORS["native"]])
+    assert built == []
+    of_dymem.build_adapter([ALLOCATORS["native"], ALLOCATORS["dymem"]])
+    assert len(built) == 1
+
+
 def test_each_allocator_gets_its_smallest_limit_and_its_times(start):
     cells = measure(start, ["fits", "wasteful", "greedy"])["comb"]
     assert cells["fits"].ratio == 1.0 and cells["fits"].status == "done"
@@ -166,9 +195,15 @@ def test_a_crash_costs_its_own_cell(start, habit, words):
 
 
 def test_no_answer_is_given_up(start, monkeypatch):
-    monkeypatch.setattr(on_workers, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(on_workers.WorkerProcess.ask, "__defaults__", (1.0,))
-    cells = measure(start, ["hangs", "fits"])["comb"]
+    ask = WorkerProcess.ask
+    monkeypatch.setattr(WorkerProcess, "ask", lambda self, question: ask(self, question, 1.0 if self.hangs else 300.0))
+
+    def start_one(habit):
+        worker = start(habit)
+        worker.hangs = habit == "hangs"
+        return worker
+
+    cells = measure(start_one, ["hangs", "fits"])["comb"]
     assert cells["hangs"].status == "slow" and cells["fits"].status == "done"
 
 
@@ -186,13 +221,26 @@ def test_what_a_library_prints_is_no_answer(start):
     assert measure(start, ["noisy"])["comb"]["noisy"].status == "done"
 
 
-def test_the_budget_is_kept_and_what_was_measured_stays(start):
+def test_the_budget_is_kept_and_what_was_measured_stays(start, monkeypatch):
+    """By a clock that only answers move: 1 s each, of the second one 10 s."""
+    now = [0.0]
+    ask = WorkerProcess.ask
+
+    def ask_and_tick(self, question):
+        now[0] += self.takes
+        return ask(self, question)
+
+    def start_one(habit):
+        worker = start(habit)
+        worker.takes = 10.0 if habit == "noisy" else 1.0
+        return worker
+
+    monkeypatch.setattr(WorkerProcess, "ask", ask_and_tick)
     jobs = [job("comb"), job("growing_batch"), job("train_eval")]
-    began = time.monotonic()
-    cells = measure(start, ["fits", "slow"], jobs, budget=3.0, precision=0.0005)
-    assert time.monotonic() - began < 20
-    assert cells["comb"]["fits"].ratio == cells["comb"]["slow"].ratio == 1.0
-    assert cells["train_eval"]["slow"].status == "budget"
+    cells = measure(start_one, ["fits", "noisy"], jobs, budget=100.0, precision=0.0005, clock=lambda: now[0])
+    assert cells["comb"]["fits"].ratio == cells["comb"]["noisy"].ratio == 1.0
+    assert cells["train_eval"]["noisy"].status == "budget"
+    assert now[0] <= 100 + 3 * 10, "what was begun in time may end later"
 
 
 def test_patterns_that_have_more_to_do_may_take_more_of_the_budget():
@@ -217,7 +265,7 @@ def test_patterns_that_have_more_to_do_may_take_more_of_the_budget():
 def test_what_is_missing_says_why_and_starts_nothing(start):
     with Bench(start, {"rmm_pool": "RMM is not installed"}, precision=0.01) as bench:
         bench.start_all(["rmm_pool"])
-        cells = measure_all(bench, [job()], ["rmm_pool"], 10.0)
+        cells = measure_all(bench, [job()], ["rmm_pool"], 600.0)
     assert cells["comb"]["rmm_pool"].status == "missing" and start.started == []
 
 
@@ -257,20 +305,22 @@ def on_fake_card(start, monkeypatch):
         monkeypatch.setattr(stress, "gpu_count", lambda: 1)
         monkeypatch.setattr(stress, "_start_worker", lambda allocator: start(habits[allocator]))
         monkeypatch.setattr("dymem.rivals.of_rmm.RmmPool.missing", lambda self: None)
+        monkeypatch.setattr(stress, "build_adapter", lambda allocators: start.started.append("adapter"))
         given = {"driver": None, "scale": "256MiB", "seed": 0, "precision": 0.01, "settings": None,
-                 "allocators": list(habits), "budget_seconds": 60.0, "json_file": None, "picture": None, "listed": False,
+                 "allocators": list(habits), "budget_seconds": 600.0, "json_file": None, "picture": None, "listed": False,
                  "markdown": False}
         return stress.main(["comb"], **(given | options))
 
     return command
 
 
-def test_the_command_shows_and_writes_every_allocator(on_fake_card, capsys, tmp_path):
+def test_the_command_shows_and_writes_every_allocator(on_fake_card, start, capsys, tmp_path):
     target, picture = tmp_path / "stress.json", tmp_path / "stress.png"
     pytest.importorskip("matplotlib")
     code = on_fake_card({"native": "wasteful", "dymem": "fits", "rmm_pool": "damages"}, json_file=target, picture=picture)
     assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
     report = json.loads(target.read_text())
+    assert start.started[0] == "adapter", "else it is built within the time that a worker has to start"
     assert report["driver"] == "cuda" and report["machine"]["gpu"] == "a card of cardboard"
     cells = report["patterns"][0]["allocators"]
     assert list(cells) == ["native", "rmm_pool", "dymem"] and cells["dymem"]["ratio"] == 1.0

@@ -28,7 +28,7 @@ from dymem.cli.page import Part, write_page
 from dymem.compare import capped, card, pictures, script, training
 from dymem.errors import DymemError, InvalidArgument
 from dymem.rivals import ALLOCATORS
-from dymem.rivals.of_dymem import Dymem
+from dymem.rivals.of_dymem import Dymem, build_adapter
 
 
 ITERATIONS, SHAPES, SECONDS = 24, 8, 1800.0  # unless told otherwise
@@ -130,15 +130,8 @@ def _prepared(wanted: list[str] | None) -> tuple[list[str], dict[str, str]]:
     names, missing = split_by_presence(wanted)
     if not names:
         raise InvalidArgument(" ".join(dict.fromkeys(missing.values())))
-    if any(isinstance(ALLOCATORS[name], Dymem) for name in names):
-        build_adapter()
+    build_adapter(ALLOCATORS[name] for name in names)
     return names, missing
-
-
-def build_adapter() -> None:
-    """Once, before anything is timed. What fails here fails again in dymem's own rows, and is said there."""
-    subprocess.run([sys.executable, "-c", "import torch; from dymem import _adapter_build; _adapter_build.load(torch)"],
-                   capture_output=True)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from dymem.compare.card import gpu_count
 from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
 from dymem.plotting import needs
+from dymem.rivals.of_dymem import build_adapter
 from dymem.writing import check_apart, check_writable
 
 SCALE_MIN = 256 << 20
@@ -163,6 +164,8 @@ def _on_card(asked: Asked, allocators: list[str], budget_seconds: float) -> int:
     from dymem.stress import PATTERNS
     from dymem.stress.on_workers import Bench, Cell, Job, measure_all
 
+    missing = {name: why for name in allocators if (why := ALLOCATORS[name].missing())}
+    build_adapter(ALLOCATORS[name] for name in allocators if name not in missing)  # no worker's time, no pattern's either
     began = time.monotonic()
     jobs, rows = [], []
     for name in asked.patterns:
@@ -172,7 +175,6 @@ def _on_card(asked: Asked, allocators: list[str], budget_seconds: float) -> int:
         rows.append({"pattern": name, "source": PATTERNS[name].source, "events": len(recording),
                      "occupied_peak_bytes": occupied, "allocators": {}})
     by_name = {row["pattern"]: row for row in rows}
-    missing = {name: why for name in allocators if (why := ALLOCATORS[name].missing())}
     machine: dict = {}
 
     def report() -> None:

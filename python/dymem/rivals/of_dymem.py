@@ -5,8 +5,15 @@ A configuration that the user has in DYMEM_CONF stays, but for the keys that mak
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from typing import Iterable
 
+from dymem._paths import PACKAGE
 from dymem.config import ENVIRONMENT, Config
 from dymem.rivals.allocator import Allocator
 from dymem.rivals.of_torch import start_over, torch_usage
@@ -40,3 +47,21 @@ class Dymem(Allocator):
 
         # On the emulated driver PyTorch never starts CUDA, and answers nothing.
         return torch_usage(None if torch.cuda.is_initialized() else dymem.memory_stats())
+
+
+def build_adapter(allocators: Iterable[Allocator]) -> None:
+    """Once, before anything is timed, if one of them is dymem. What fails here fails again in its own row, and is said there."""
+    if not any(isinstance(allocator, Dymem) for allocator in allocators):
+        return
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    child = subprocess.Popen([sys.executable, "-c", "import torch; from dymem import _adapter_build; _adapter_build.load(torch)"],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
+    try:
+        child.wait()
+    except BaseException:
+        child.send_signal(signal.SIGINT)  # it ends its compilers first; killed, it would leave them behind
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(5)
+        child.kill()
+        child.wait()
+        raise

@@ -24,6 +24,7 @@ from dymem.stress.search import MOST, bisect
 A_BIT = 0.01  # of the occupied peak: what is added to the smallest limit for the time near it
 RUNS = 4      # for a time: the first from an empty allocator, and the median of the others
 START_SECONDS, ANSWER_SECONDS = 120.0, 60.0
+END_SECONDS = 20.0  # for a process that closed its output: by then it has ended, unless it never will
 SETTING_OUT = 2000  # events: what emptying an allocator, or a new process, takes besides
 TAIL = 3  # lines of what a dead worker said
 
@@ -36,7 +37,8 @@ class WorkerProcess:
     def __init__(self, command: list[str], environment: Mapping[str, str] | None) -> None:
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                                         env=None if environment is None else dict(environment), text=True)
+                                         env=None if environment is None else dict(environment), text=True,
+                                         errors="replace")
         self._said: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
         self.facts: dict | None = None
@@ -66,11 +68,20 @@ class WorkerProcess:
             line = self._said.get(timeout=max(0.1, seconds))
         except queue.Empty:
             raise WorkerDied(f"no answer within {seconds:.0f} s") from None
-        if not line:
-            code = self._process.wait()
-            how = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            raise WorkerDied(f"{how}: {self._tail()}")
-        return json.loads(line)
+        if line.endswith("\n"):
+            try:
+                return json.loads(line)
+            except ValueError:
+                raise WorkerDied(f"no JSON but {line.strip()[:80]!r}: {self._tail()}") from None
+        raise WorkerDied(f"{self._how_it_ended()}: {self._tail()}")  # its output is at an end, perhaps amid an answer
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return "closed its output and went on"
+        return f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _tail(self) -> str:
         self._stderr.seek(0)
