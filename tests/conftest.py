@@ -27,6 +27,9 @@ from core_programs import CorePrograms  # noqa: E402  what tests of several fold
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it to 80 in its workers; tables are as wide as in a file
 
 ROOT = Path(__file__).resolve().parent.parent
+# Compiling takes minutes on a machine that is slow or busy, and so does waiting for the worker that compiles.
+BUILDS = {"first_build", "core_programs", "wheel"}
+BUILD_SECONDS = 1500
 
 
 def has_gpu() -> bool:
@@ -58,12 +61,15 @@ def pytest_collect_file(file_path):
         fill_font_cache()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     no_gpu = None if any(item.get_closest_marker("gpu") for item in items) and has_gpu() else "needs an NVIDIA GPU"
+    timeouts = config.pluginmanager.hasplugin("timeout")
     no_torch = None if importlib.util.find_spec("torch") else "needs torch"
     for item in items:
         if item.get_closest_marker("gpu") and no_gpu:  # the marker, not the folder of that name
             item.add_marker(pytest.mark.skip(reason=no_gpu))
+        if BUILDS.intersection(item.fixturenames) and timeouts and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS + 300))
         if "torch" in item.keywords and no_torch:
             item.add_marker(pytest.mark.skip(reason=no_torch))
 
@@ -123,7 +129,7 @@ def first_build(tmp_path_factory):
             script = "import dymem; dymem.install(driver='emulated'); import torch; print(torch.cuda.get_allocator_backend())"
             jobs = [subprocess.Popen([sys.executable, "-c", script], env={**clean, "DYMEM_CACHE": str(cache)},
                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-            said = [job.communicate(timeout=600) for job in jobs]
+            said = [job.communicate(timeout=BUILD_SECONDS) for job in jobs]
             told.write_text(json.dumps([[job.returncode, *each] for job, each in zip(jobs, said)]))
     results = [SimpleNamespace(returncode=code, out=out, err=err) for code, out, err in json.loads(told.read_text())]
     return SimpleNamespace(cache=cache, results=results)

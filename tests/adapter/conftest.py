@@ -65,10 +65,12 @@ def zygote():
 def script(first_build, zygote, tmp_path):
     """Runs code in a Python of its own that has installed dymem (conf=None: has not) and returns what it printed."""
 
-    def run(code: str, conf: str | None = "driver='emulated', emulated_capacity='64MiB'", cache=None, **env: str):
+    def run(code: str, conf: str | None = "driver='emulated', emulated_capacity='64MiB'", cache=None, seconds: int = 300,
+            **env: str):
         text = PRELUDE + (INSTALL.format(conf=conf) if conf is not None else "") + textwrap.dedent(code)
         out, err = tmp_path / "out", tmp_path / "err"
-        request = {"code": text, "env": environment(cache or first_build.cache, **env), "out": str(out), "err": str(err)}
+        request = {"code": text, "env": environment(cache or first_build.cache, **env), "out": str(out), "err": str(err),
+                   "seconds": seconds}
         zygote.stdin.write(json.dumps(request) + "\n")
         zygote.stdin.flush()
         status = int(zygote.stdout.readline())

@@ -1,8 +1,9 @@
 """Imports torch once, then forks a child for every script that is asked for: importing takes seconds, forking none.
 
-Run by conftest.py. Each line of standard input is {"code", "env", "out", "err"}: a child takes that environment and
-those files as its output, runs the code as its main program, and ends as a Python program ends. The answer, a line of
-standard output, is the child's exit status. The parent never touches dymem, so every child is as good as fresh.
+Run by conftest.py. Each line of standard input is {"code", "env", "out", "err", "seconds"}: a child takes that environment
+and those files as its output, runs the code as its main program, and ends as a Python program ends, or by an alarm after
+so long. The answer, a line of standard output, is the child's exit status. The parent never touches dymem, so every child
+is as good as fresh.
 """
 
 import json
@@ -12,8 +13,6 @@ import sys
 
 import torch
 
-SECONDS_MAX = 300
-
 
 def become(request) -> None:
     for name, number in (("out", 1), ("err", 2)):
@@ -22,7 +21,7 @@ def become(request) -> None:
         os.close(file)
     os.environ.clear()
     os.environ.update(request["env"])
-    signal.alarm(SECONDS_MAX)
+    signal.alarm(request["seconds"])
     exec(compile(request["code"], "<script>", "exec"), {"__name__": "__main__"})
 
 

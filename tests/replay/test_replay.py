@@ -396,9 +396,9 @@ def test_interrupt_ends_a_replay(trace):
     main = threading.main_thread().ident
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     timer = threading.Timer(0.01, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
+            timer.start()  # not before: its signal may come at once, and is this test's only in here
             while True:
                 replay(data)
     finally:
