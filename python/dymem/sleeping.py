@@ -16,8 +16,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Iterable, Iterator
 
 from dymem.config import shown
@@ -132,28 +132,52 @@ def _on_each(action: str, device, call, undo=None) -> SleepReport:
     _refuse_capture()
     began = time.perf_counter()
     pools = _pools(device)
-    done, failure = [], None
-    if len(pools) > 1:
-        with ThreadPoolExecutor(len(pools)) as workers:
-            futures = [(pool, workers.submit(call, pool)) for _, pool in pools]
-        for pool, future in futures:
-            failure = failure or future.exception()
-            if not future.exception():
-                done.append((pool, future.result()))
-    else:
-        done = [(pool, call(pool)) for _, pool in pools]
+    reports, failure = _together(call, [pool for _, pool in pools])
     if failure is not None:
-        for pool, report in done:
-            if undo is not None and report["memory_bytes"]:
+        for (_, pool), report in zip(pools, reports):
+            if undo is not None and report is not None and report["memory_bytes"]:
                 with contextlib.suppress(DymemError):  # the first failure is what the caller is told
                     undo(pool)
         raise failure
-    reports = [report for _, report in done]
     fields = {field.name for field in dataclasses.fields(SleepReport)}
     total = {name: sum(r[name] for r in reports) for name in fields if name.endswith("_bytes")}
     slowest = {name: max((r[name] for r in reports), default=0.0) for name in ("copy_seconds", "host_seconds")}
     return SleepReport(action, tuple(number for number, _ in pools), **total, **slowest,
                        seconds=time.perf_counter() - began)
+
+
+def _together(call, pools: list) -> tuple[list, BaseException | None]:
+    """What the call answered for each pool, None where it failed, and the first failure. All have ended, whatever came
+    between: an interrupt waits for them, and is a failure then."""
+    answers: list = [None] * len(pools)
+    failures: list[BaseException | None] = [None] * len(pools)
+
+    def run(number: int) -> None:
+        try:
+            answers[number] = call(pools[number])
+        except BaseException as error:
+            failures[number] = error
+
+    if len(pools) == 1:
+        run(0)
+        return answers, failures[0]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(pools))]
+    interrupt = None
+    try:
+        for number, thread in enumerate(threads):
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends, and starts none
+                run(number)
+    except BaseException as error:
+        interrupt = error
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:
+                interrupt = error
+    return answers, interrupt or next(filter(None, failures), None)
 
 
 def _pools(device) -> list[tuple[int, object]]:
