@@ -24,6 +24,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from core_programs import CorePrograms  # noqa: E402  what tests of several folders share
 
+try:  # a busy machine is slow, and so is the first example
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("dymem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("dymem")
+except ImportError:  # the tests that need it say so
+    pass
+
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it to 80 in its workers; tables are as wide as in a file
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -213,7 +213,7 @@ def test_the_name_dies_with_the_sender_not_with_its_forked_children(two):
             child = os.fork()
             if child == 0:
                 link.close()
-                time.sleep(30)
+                time.sleep(300)
                 os._exit(0)
             link.send(child)
             link.recv()
@@ -223,7 +223,7 @@ def test_the_name_dies_with_the_sender_not_with_its_forked_children(two):
         assert ended(pid)
         before = time.monotonic()
         raises(RuntimeError, lambda: _torch.receive(handle), "has ended")
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 20
         os.kill(child, 9)
     """)
 
@@ -548,14 +548,14 @@ def test_a_silent_or_rude_client_keeps_nobody_waiting(two):
         for message in (b"x", bytes(24), os.urandom(24), os.urandom(5000)):
             try:
                 rude.send(message)
-                rude.settimeout(5)
+                rude.settimeout(20)
                 answer = rude.recv(10)
                 assert answer in (b"", bytes([3])), answer  # hung up, or: no such token
             except (BrokenPipeError, ConnectionResetError):
                 pass
         before = time.monotonic()
         received = _torch.receive(handle)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 20
         assert holds(received.address + offset, 3 * MiB, 0)
         for s in strangers:
             s.close()

@@ -18,7 +18,7 @@ def test_one_sentence_and_exit_2(root, tmp_path, arguments, words):
     name, *rest = arguments
     more = ["--out", str(tmp_path)] if name == "paired.py" else []
     done = subprocess.run([sys.executable, str(root / "bench" / name), *rest, *more], capture_output=True, text=True,
-                          cwd=tmp_path, timeout=60)
+                          cwd=tmp_path, timeout=300)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -40,14 +40,14 @@ def test_a_folder_that_is_not_there_is_told_before_the_work(python, root, tmp_pa
     if arguments[0] == "native_calls.py":
         pytest.importorskip("numpy")
     done = python(root / "bench" / arguments[0], *arguments[1:], "--json", tmp_path / "nowhere" / "x.json",
-                  env={"PYTHONPATH": str(root / "python")}, timeout=60)
+                  env={"PYTHONPATH": str(root / "python")}, timeout=300)
     assert done.returncode == 2 and "there is no folder" in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["timeline.py", "unet_b16", "--trace"], ["train.py", "unet_b16", "--history"]])
 def test_so_is_that_of_a_second_file(python, root, tmp_path, arguments):
-    done = python(root / "bench" / arguments[0], *arguments[1:], tmp_path / "nowhere" / "x", timeout=60)
+    done = python(root / "bench" / arguments[0], *arguments[1:], tmp_path / "nowhere" / "x", timeout=300)
     assert done.returncode == 2 and "there is no folder" in done.stderr and not list(tmp_path.iterdir())
 
 

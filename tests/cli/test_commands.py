@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from processes import workers_of
 
 import dymem
 from dymem.config import Config
@@ -107,9 +108,9 @@ def test_killing_compare_leaves_no_workers(tmp_path):
     """SIGKILL gives it no chance to end them: they must notice."""
     command = subprocess.Popen([sys.executable, "-m", "dymem", "compare", "--recordings"], cwd=tmp_path,
                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    time.sleep(2)
-    command.kill()
     try:
+        assert workers_of(command)
+        command.kill()
         command.communicate(timeout=60)  # returns when the last of its processes has closed the pipe
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -122,7 +122,7 @@ def test_own_format_without_its_beginning(tmp_path):
     assert _core.trace.facts(recording.events)["live_peak_bytes"] == 16 * MIB
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["alloc", "request", "complete", "both"]), st.integers(0, 7),
                           st.integers(1, 5000)), max_size=60))
 def test_any_sound_history_reads_to_what_a_plain_model_says(actions):
@@ -242,7 +242,7 @@ def test_foreign_contents_are_one_sentence(tmp_path, content):
     assert "reader failed" not in str(error.value) and len(str(error.value)) < len(str(path)) + 250
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damage_never_escapes_as_anything_but_a_trace_error(tmp_path_factory, data):
     good = pickle.dumps(snapshot(steps(3)))

@@ -1,5 +1,6 @@
 """Streams that are full, closed or left by their reader; files that cannot be written: no result is lost, no traceback."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from processes import gone
+from processes import gone, workers_of
 
 from dymem.cli.tables import oom_sentence
 from dymem.errors import TraceError
@@ -148,16 +149,6 @@ def test_without_a_limit_nothing_is_said_of_one():
 # --- interrupted and killed
 
 
-def workers_of(process):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        found = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"], capture_output=True, text=True).stdout
-        if found.split():
-            return [int(pid) for pid in found.split()]
-        time.sleep(0.01)
-    raise AssertionError("no worker was started")
-
-
 def only(*names):
     return [word for name in names for word in ("--only", name)]
 
@@ -166,10 +157,11 @@ def only(*names):
 def test_workers_that_are_killed_cost_nothing(start, tmp_path, delay, killed):
     """At whatever moment, also while the next one is being started."""
     process = start("compare", "--recordings", *only(*NAMES), "--json", "out.json")
-    workers_of(process)
+    assert workers_of(process)
     time.sleep(delay)
-    for worker in workers_of(process)[:killed]:
-        os.kill(worker, signal.SIGKILL)
+    for worker in workers_of(process)[:killed]:  # none where the machine was faster than that
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     content = json.loads((tmp_path / "out.json").read_text())
@@ -180,8 +172,9 @@ def test_ctrl_c_ends_a_comparison_and_its_workers(start):
     process = start("compare", "--recordings", *only(*NAMES), start_new_session=True,
                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored where a shell runs tests behind
     workers = workers_of(process)
+    assert workers
     os.killpg(process.pid, signal.SIGINT)
-    told, said = process.communicate(timeout=60)
+    told, said = process.communicate(timeout=120)
     assert process.returncode == 130 and said == "dymem: stopped.\n" and told == ""
     assert all(gone(pid) for pid in workers)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -67,26 +68,36 @@ def test_a_script_that_crashes_tells_its_last_lines_and_the_others_go_on(write):
     ("import sys; sys.stdout.buffer.write(b'\\xff\\xfe'); sys.exit(3)", "ended with code 3: \ufffd\ufffd"),
 ])
 def test_every_bad_end_is_one_sentence(write, text, words):
-    result = script.run_once([write(text)], "native", 60)
+    result = script.run_once([write(text)], "native", 300)
     assert words in result["error"] and "\n" not in result["error"]
 
 
-def test_a_script_that_hangs_is_ended_with_its_children(write, tmp_path):
+def test_a_script_that_hangs_is_ended_with_its_children(write, tmp_path, monkeypatch):
     path = write("import subprocess, sys, time\n"
-                 "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\ntime.sleep(600)")
-    result = script.run_once([path], "native", 3)
+                 "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+                 "open('told', 'w').close()\ntime.sleep(600)")
+    wait = script._wait
+
+    def wait_from_then_on(process, seconds):
+        until = time.monotonic() + 120
+        while not (tmp_path / "told").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return wait(process, seconds)
+
+    monkeypatch.setattr(script, "_wait", wait_from_then_on)
+    result = script.run_once([path], "native", 0.1)
     assert "budget of seconds" in result["error"]
     assert gone(int(result["stderr"]))
 
 
 def test_a_script_without_steps_has_no_step_time(write):
-    row = script.measure([write("import torch")], ["native"], 1, 60)
+    row = script.measure([write("import torch")], ["native"], 1, 300)
     assert row["native"]["step_ms"] is None and "error" not in row["native"]
 
 
 def test_a_path_that_is_no_utf8(write, tmp_path):
     name = os.fsdecode(b"tr\xffain.py")
-    row = script.measure([write(TRAINS, name), "drawn.txt"], ["native"], 1, 60)
+    row = script.measure([write(TRAINS, name), "drawn.txt"], ["native"], 1, 300)
     assert "error" not in row["native"] and row["workload"] == "tr\ufffdain.py"
 
 

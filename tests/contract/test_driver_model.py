@@ -217,7 +217,7 @@ def run(rig, sequence):
     rig.close()
 
 
-common = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+common = {"suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 
 @pytest.mark.parametrize("kind", ["bytes", "accounting", "checked", "faulty"])

@@ -170,7 +170,7 @@ def test_realtime_follows_the_host():
     gpu = drivers.make_emulated(bytes=False, realtime=True)
     before = gpu.now()
     time.sleep(0.01)
-    assert 10_000_000 <= gpu.now() - before < 5_000_000_000
+    assert 10_000_000 <= gpu.now() - before < 60_000_000_000
     gpu.set_lag(400_000_000)
     start = time.perf_counter()
     event = record(gpu, 0)

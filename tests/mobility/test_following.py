@@ -77,7 +77,7 @@ def expected_of(tag, now, known, departs, trust, other):
     return tag if trust >= TRUSTED else UNTAGGED, trust
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(step, max_size=24), st.data())
 def test_against_brute_force(before, data):
     """A step corresponds to the next place if it is the same step there and the one before it corresponded to something;
@@ -100,7 +100,7 @@ def test_against_brute_force(before, data):
     assert followed(pattern_of(before, tags, sizes), now, sizes_now) == expected
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(step, min_size=1, max_size=16), st.data())
 def test_cycle_against_brute_force(before, data):
     """As above, but on a circle: distances and what came before are counted round its end."""

@@ -52,7 +52,7 @@ def programs(draw):
     return steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(programs())
 def test_as_in_the_model(steps):
     assert find(steps) == period_model.find(steps)
@@ -82,7 +82,7 @@ def training(layers, equal=True, optimizer=(OTHER, ALIKE, ALIKE, 1, 1, 3), param
 START = [OTHER, ALIKE] * 20  # the model is built
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 30), st.booleans(), st.integers(1, 6), st.integers(1, 40), st.integers(0, 99), st.floats(0, 1),
        st.integers(4, 9))
 def test_layers_micro_batches_and_parameters_are_no_iterations(layers, equal, micro, parameters, seed, into, after):
@@ -95,7 +95,7 @@ def test_layers_micro_batches_and_parameters_are_no_iterations(layers, equal, mi
     assert whole["steps"] == len(one)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(8, 16), st.integers(0, 99), st.integers(6, 12), st.data())
 def test_small_departures(layers, seed, iterations, data):
     """In every second iteration, or fewer, some steps are others, are missing, or there are more of them."""

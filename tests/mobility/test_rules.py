@@ -132,7 +132,7 @@ def visits(graph):
     return order
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(graphs())
 def test_order_against_the_recursion(graph):
     order = execution_order(graph)
@@ -141,7 +141,7 @@ def test_order_against_the_recursion(graph):
     assert all(place[a] < place[b] for a in graph for b in graph[a]), "nothing runs before what it needs"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(graphs(), st.randoms(use_true_random=False))
 def test_mobility_against_brute_force(graph, random):
     """By pairs of steps: alive(layer, t) says whether a result is still to be used after step t. Of results that no layer
@@ -160,7 +160,7 @@ def test_mobility_against_brute_force(graph, random):
         assert backward[layer] == expected_back
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_branches_are_serialised(lengths):
     """A fork of branches of these lengths: each runs whole before the next begins, and the join comes last."""

@@ -62,7 +62,7 @@ ops = st.lists(st.tuples(st.sampled_from([0, 0, 0, 7, 9]), st.sampled_from([0, 0
                min_size=1, max_size=60)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ops, st.data())
 def test_as_in_python(before, data):
     tags = data.draw(st.lists(st.integers(0, 3), min_size=60, max_size=60))

@@ -123,7 +123,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["free", *CLASSES]),
                            st.integers(0, 99)), max_size=80)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps=STEPS, placement=st.sampled_from(PLACEMENTS[1:]))
 def test_every_block_lies_where_the_rule_says(steps, placement):
     pool, base, end = open_slab(placement=placement)
@@ -148,7 +148,7 @@ def test_every_block_lies_where_the_rule_says(steps, placement):
     assert pool.audit() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=STEPS, placement=st.sampled_from(PLACEMENTS))
 def test_a_pool_smaller_by_the_squeeze_gap_serves_the_same(steps, placement):
     """The paper's sizing, without beta: what was reserved in a large pool is what a pool must have. Of the main space: under a
@@ -171,7 +171,7 @@ def test_a_pool_smaller_by_the_squeeze_gap_serves_the_same(steps, placement):
     assert serve(make_pool(Device(capacity=8 * GIB, bytes=False), limit=enough or 2 * MIB, **options)) == reserved
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=STEPS, options=st.sampled_from([{}, {"limit": 64 * MIB}]))
 def test_best_fit_knows_no_classes_and_untagged_blocks_no_placement(steps, options):
     def serve(placement, mobility):

@@ -216,6 +216,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.device.emulated.physical_in_use() == held >= reserved
 
 
-PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None,
-                                         suppress_health_check=list(HealthCheck))
+PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestPool = PoolMachine.TestCase

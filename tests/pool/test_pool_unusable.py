@@ -35,7 +35,7 @@ def by_the_formula(nodes):
 steps = st.lists(st.tuples(st.booleans(), st.integers(1, 40 * MIB), st.integers(0, 1000)), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=steps, options=st.sampled_from([{"backing": "contiguous"}, {"backing": "vmm", "alias": False}]))
 def test_without_stitching_it_is_what_the_runs_say(steps, options):
     pool = make_pool(Device(bytes=False, capacity=8 << 30), **options)
@@ -49,7 +49,7 @@ def test_without_stitching_it_is_what_the_runs_say(steps, options):
     assert pool.audit() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(1, 12).map(lambda n: 2 * MIB * n), min_size=1, max_size=20), data=st.data())
 def test_stitching_makes_one_piece_of_idle_granules(sizes, data):
     """Blocks of whole granules: all that is free is idle granules, so a request can have all of it or none."""

@@ -46,7 +46,7 @@ def at_the_peak(events):
     return result, [hole for hole in holes if hole]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(steps=st.lists(st.tuples(st.one_of(st.none(), st.integers(1, 30 * MIB)), st.integers(0, 99)), min_size=1, max_size=60))
 def test_it_is_of_the_moment_of_the_peak(steps):
     events = as_events([(steps[0][0] or 1, 0), *steps[1:]])
