@@ -7,30 +7,21 @@ beside what PyTorch's allocator reserved for them on the card; that needs no tor
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Callable, Iterator
 
 from dymem import __version__, _paths
 from dymem.cli.console import chosen, complain, files_before, progress, show, write_json
 from dymem.cli.compare_gpu import Asked, compare_script, compare_training, pictures_in
 from dymem.cli.environment import replay_keys
 from dymem.cli.page import write_page
+from dymem.cli.replay_workers import replay_apart
 from dymem.cli.tables import compare_table
 from dymem.compare import card, pictures, training
 from dymem.config import Config
-from dymem.errors import DymemError, InvalidArgument, MissingPackage
-from dymem.replaying import LAG_MS, lag_ns, replay_recording
+from dymem.errors import InvalidArgument, MissingPackage
+from dymem.replaying import LAG_MS, lag_ns
 from dymem.plotting import needs
-from dymem.trace import load, name_of
+from dymem.trace import name_of
 from dymem.writing import check_apart, check_folder, check_writable
 
 
@@ -80,20 +71,6 @@ def _idle(reason: str, *flags: object) -> None:
 # --- recordings
 
 
-def _end_with_parent() -> None:
-    """In a worker: without this, workers of a parent that was killed would wait for their next task for ever."""
-
-    def wait() -> None:
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def _replay_file(path: str, lag_ms: float, keys: dict) -> list[dict]:  # runs in a worker process
-    return [replay_recording(recording, lag_ms=lag_ms, config=keys) for recording in load(path)]
-
-
 def compare_recordings(asked: Asked, lag_ms: float) -> int:
     paths = {name_of(path): path for path in sorted(_paths.traces_dir().glob("*.pickle.xz"))}
     if not paths:
@@ -119,10 +96,7 @@ def compare_recordings(asked: Asked, lag_ms: float) -> int:
 
 
 def _replayed(paths: dict[str, Path], lag_ms: float, keys: dict) -> tuple[dict[str, list[dict]], list[str]]:
-    """Rows by recording, and a sentence for each that failed.
-
-    What a process that died was at is replayed once more, alone, which tells whose fault it was.
-    """
+    """Rows by recording, and a sentence for each that failed."""
     results: dict[str, list[dict]] = {}
     failed: list[str] = []
     with progress() as bar:
@@ -135,69 +109,8 @@ def _replayed(paths: dict[str, Path], lag_ms: float, keys: dict) -> tuple[dict[s
                 failed.append(f"{name}: {error}")
             bar.update(task, advance=1, description=f"replayed {name}")
 
-        by_size = sorted(paths, key=lambda name: -paths[name].stat().st_size)  # the longest first: none is waited for alone
-        for name in _round(by_size, paths, lag_ms, keys, min(2, len(os.sched_getaffinity(0))), tell):
-            if _round([name], paths, lag_ms, keys, 1, tell):
-                tell(name, None, f"the process that replayed it died; `dymem replay {paths[name]}` shows how.")
+        replay_apart(paths, lag_ms, keys, tell)
     return results, failed
-
-
-def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, workers: int,
-           tell: Callable[..., None]) -> list[str]:
-    """Replays in so many processes; the names of those that a process which died left behind.
-
-    Each process is an executor of its own, given one recording at a time: one of several would lose all that wait in it
-    with any of them, and its bookkeeping breaks when a process dies while another one is being started.
-    """
-    waiting, left = collections.deque(names), []
-    idle = [_worker() for _ in names[:workers]]
-    running: dict[concurrent.futures.Future, tuple[str, concurrent.futures.Executor]] = {}
-    try:
-        while waiting or running:
-            while waiting and idle:
-                name, worker = waiting.popleft(), idle.pop()
-                try:
-                    with _interrupts_for_the_parent():
-                        running[worker.submit(_replay_file, str(paths[name]), lag_ms, keys)] = name, worker
-                except BrokenProcessPool:  # it died between two recordings
-                    waiting.appendleft(name)
-                    idle.append(_worker())
-            for done in concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED).done:
-                name, worker = running.pop(done)
-                try:
-                    tell(name, done.result())
-                except BrokenProcessPool:
-                    left.append(name)
-                    worker = _worker()
-                except DymemError as error:
-                    tell(name, None, str(error))
-                idle.append(worker)
-    except BaseException:  # what they are at is of no use any more
-        for process in multiprocessing.active_children():
-            process.kill()
-        for worker in (*idle, *(worker for _, worker in running.values())):
-            worker.shutdown(wait=False, cancel_futures=True)
-        raise
-    for worker in idle:
-        worker.shutdown()
-    return sorted(left, key=names.index)
-
-
-def _worker() -> concurrent.futures.Executor:
-    """One process, started by the first recording that it is given."""
-    return concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"),
-                                                  initializer=_end_with_parent)
-
-
-@contextlib.contextmanager
-def _interrupts_for_the_parent() -> Iterator[None]:
-    """Processes that are started in the block never see Ctrl-C, which reaches all of a terminal: this one ends them."""
-    resource_tracker.ensure_running()  # else it starts with the first of them, and lets the signal through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _drawn(paths: dict[str, Path], folder: Path, keys: dict, scratch: bool) -> list[Path | str]:

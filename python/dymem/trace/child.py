@@ -21,13 +21,17 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from dymem.trace.child import main; main(*sys.argv[2:])"
 
 
+class ReaderKilled(TraceError):
+    """It tells of the host, not of the file: another try may do."""
+
+
 def read_apart(path: Path, layout: bool = False) -> list[DeviceTrace]:
     """The traces in a snapshot, with addresses if `layout`; TraceError, whatever the file did to its reader."""
     run = subprocess.run([sys.executable, "-I", "-S", "-c", _START, _ROOT, str(path),
                           *(["layout"] if layout else [])], stdin=subprocess.DEVNULL,
                          capture_output=True)
     if run.returncode == -signal.SIGKILL:  # nothing in a file does that
-        raise TraceError("its reader was killed, as a host does that is short of memory; try it where there is more.")
+        raise ReaderKilled("its reader was killed, as a host does that is short of memory; try it where there is more.")
     if run.returncode < 0:
         raise TraceError("it killed its reader: it is damaged or hostile, and nothing of it was run.")
     if run.returncode > 0:

@@ -56,6 +56,8 @@ def load(path: str | Path, layout: bool = False) -> list[Recording]:
         if _is_own(path):
             return [_own(path)]
         traces = child.read_apart(_real(path), layout)  # its stdin is not ours
+    except child.ReaderKilled as error:  # callers may try again
+        raise child.ReaderKilled(f"{path}: {error}") from None
     except DymemError as error:
         raise TraceError(f"{path}: {error}") from None
     several = len(traces) > 1
