@@ -17,6 +17,7 @@ from dymem.cli.page import write_page
 from dymem.cli.replay_workers import replay_apart
 from dymem.cli.tables import compare_table
 from dymem.compare import card, pictures, training
+from dymem.compare.ending import stoppable
 from dymem.config import Config
 from dymem.errors import InvalidArgument, MissingPackage
 from dymem.replaying import LAG_MS, lag_ns
@@ -26,6 +27,11 @@ from dymem.writing import check_apart, check_folder, check_writable
 
 
 def main(asked: Asked, *, program: list[str], recordings: bool, lag_ms: float) -> int:
+    with stoppable():  # else what was started would go on
+        return _compare(asked, program, recordings, lag_ms)
+
+
+def _compare(asked: Asked, program: list[str], recordings: bool, lag_ms: float) -> int:
     lag_ns(lag_ms)
     for path in (asked.json_file, asked.html_file):
         check_writable(path)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Callable, Iterator, NoReturn
@@ -116,9 +117,9 @@ def one_sentence(command: Callable) -> Callable:
         except DymemError as error:
             complain(error)
             raise typer.Exit(2) from None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             complain("stopped.")
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + getattr(stop, "number", signal.SIGINT)) from None  # as a shell counts it
 
     return wrapped
 

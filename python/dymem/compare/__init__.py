@@ -6,6 +6,7 @@ together  several such children taking turns, as many at once as the card holds;
 training  the bundled workloads under every allocator, repeated; and the same under hard caps
 script    a user's own script under every allocator, through the start hook of `dymem run`
 observe   the end of that hook: runs in the user's process, times optimizer steps, reads the peaks at exit
+ending    nothing of a script is left: its processes in whatever session, and signals that ask this process to end
 pictures  the curve over caps, address over time
 page      one self-contained HTML page
 """

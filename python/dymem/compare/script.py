@@ -1,7 +1,8 @@
 """A user's own script under every allocator: one process each, repeats interleaved, the same figures as for workloads.
 
 The script runs as `python script.py ARGS…` would, with the start hook of `dymem run` in front (dymem.compare.observe). What
-it prints is kept from the terminal; of a script that fails the last lines are told, and the other allocators go on.
+it prints is kept from the terminal; of a script that fails the last lines are told, and the other allocators go on. What it
+started ends with it, also where this process is told to end (dymem.compare.ending says how far that goes).
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import IO, Callable, Sequence
 
 from dymem._paths import PACKAGE
-from dymem.compare import figures, observe
+from dymem.compare import ending, figures, observe
 from dymem.compare.together import Run
 from dymem.compare.training import row_of
 from dymem.compare.turns import TAIL
@@ -95,11 +96,9 @@ def warm_from(steps: int) -> int:
 
 def run_once(program: Sequence[str], name: str, seconds: float, history: Path | None = None, limit_bytes: int = 0) -> dict:
     """What one run measured; with `error` and its last lines as `stderr` if it did not end well. limit_bytes: 0 for none."""
-    with tempfile.TemporaryDirectory(prefix="dymem-compare-") as folder, tempfile.TemporaryFile() as said:
-        process = subprocess.Popen([sys.executable, *program], stdin=subprocess.DEVNULL, stdout=said,
-                                   stderr=subprocess.STDOUT, env=environment_of(name, folder, history, limit_bytes),
-                                   start_new_session=True)  # with its children, so that all can be ended
-        code = _wait(process, seconds)
+    with tempfile.TemporaryDirectory(prefix="dymem-compare-", ignore_cleanup_errors=True) as folder, \
+            tempfile.TemporaryFile() as said:
+        code = _code_of([sys.executable, *program], seconds, said, environment_of(name, folder, history, limit_bytes))
         said.seek(max(0, said.seek(0, os.SEEK_END) - TAIL))
         tail = said.read().decode("utf-8", "replace").strip()
         result = _report(Path(folder))
@@ -136,18 +135,21 @@ def environment_of(name: str, folder: str, history: Path | None = None, limit_by
                           observe.REPORT: folder, observe.RIVAL: name}
 
 
-def _wait(process: subprocess.Popen, seconds: float) -> int | None:
-    """The exit code; None for one that had to be ended. Its children end with it either way."""
-    try:
-        return process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
+def _code_of(command: Sequence[str], seconds: float, said: IO[bytes], environment: dict[str, str]) -> int | None:
+    """The exit code; None for one that had to be ended. What it started ends with it either way."""
+    process = None
+    with ending.adopting() as before:
         try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+            with ending.held():  # else Ctrl-C could fall between a process that runs and a name for it
+                process = subprocess.Popen(ending.dying_with_this(command), stdin=subprocess.DEVNULL, stdout=said,
+                                           stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+            return process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process is not None:
+                with ending.held():
+                    ending.end_all(process, before)
 
 
 def _ended(code: int) -> str:

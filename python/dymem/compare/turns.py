@@ -14,6 +14,8 @@ import tempfile
 import threading
 from typing import Mapping, Sequence
 
+from dymem.compare import ending
+
 TAIL = 2000  # characters of stderr that are kept
 
 
@@ -30,10 +32,11 @@ def last_json(said: str) -> dict:
 class Turns:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None,
                  seconds: float = 600.0) -> None:
-        """Starts the process; it is killed when `seconds` have passed."""
+        """Starts the process; it is killed when `seconds` have passed, with its descendants, which may hold its pipes. In a
+        session of its own Ctrl-C does not reach it: the end of the block kills it."""
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                                         text=True, errors="replace", env=environment)
+                                         text=True, errors="replace", env=environment, start_new_session=True)
         self._last = ""
         self._out_of_time = False
         self._watchdog = threading.Timer(seconds, self._cut_off)
@@ -45,7 +48,7 @@ class Turns:
 
     def __exit__(self, *_: object) -> None:
         self._watchdog.cancel()
-        self._process.kill()
+        ending.kill_tree(self._process)
         self._process.wait()
         self._close_stdin()
         self._process.stdout.close()
@@ -57,7 +60,7 @@ class Turns:
 
     def _cut_off(self) -> None:
         self._out_of_time = True
-        self._process.kill()
+        ending.kill_tree(self._process)
 
     def _wait_for(self, word: str) -> bool:
         """Whether the process said `word` next; anything else (an end, its JSON line) is kept for `result`."""

@@ -1,0 +1,151 @@
+"""Programs that others wrote, run so that nothing of them is left: not when they hang, nor when this process is told to end.
+
+What holds: after `end_all` no process of the program is there, nor one that its processes started, in whatever session, but
+for those that the kernel does not let go in time. If this process is killed by a signal that nobody can meet, the first
+process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere only the
+program's own process group is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Iterator, Sequence
+
+SECONDS = 20.0  # for what was killed to be gone: memory of a card takes its time
+SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
+
+# In a small process of its own, which becomes the program: what runs between fork and exec must not be Python, where threads are.
+_START = """
+import os, sys
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+    if os.getppid() != int(sys.argv[1]):  # it was gone before
+        os._exit(1)
+except (ImportError, OSError, AttributeError):
+    pass
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+Identity = tuple[int, str]  # a process's number and when it was started: numbers are given again
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that asks this process to end, met as Ctrl-C is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise Stopped in the block, unless whoever started this process had them ignored."""
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Stopped(number)
+
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP) if _in_main_thread() else ():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                stack.callback(signal.signal, number, signal.signal(number, stop))
+        yield
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Ctrl-C, and what `stoppable` meets, waits for the end of the block. Masks would not do: children inherit them, and the
+    thread that draws the progress has its own."""
+    met: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if callable(handler) and _in_main_thread()}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, _: met.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in met[:1]:
+        before[number](number, None)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def dying_with_this(command: Sequence[str]) -> list[str]:
+    """The command, whose process dies when the thread that starts it does."""
+    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]
+
+
+# --- what a program started
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[set[Identity] | None]:
+    """Whoever loses its parent in the block becomes a child of this process, and so is found. Gives the children that are here
+    before; None where there is no such thing."""
+    try:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        was = ctypes.c_int(0)
+        able = prctl(GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0) == 0 and prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    except (OSError, AttributeError):
+        able = False
+    if not able:
+        yield None
+        return
+    try:
+        yield set(_children_of(os.getpid()))
+    finally:
+        prctl(SET_CHILD_SUBREAPER, was.value, 0, 0, 0)
+
+
+def end_all(process: subprocess.Popen, before: set[Identity] | None, seconds: float = SECONDS) -> None:
+    """Kills the process, which leads a group, and whatever came of it; `before` is what `adopting` gave."""
+    kill_group(process.pid)
+    process.wait()
+    until = time.monotonic() + seconds
+    while before is not None and (left := set(_children_of(os.getpid())) - before):  # theirs are next
+        for pid, _ in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > until:
+            return
+        time.sleep(0.005)
+
+
+def kill_tree(process: subprocess.Popen) -> None:
+    """Kills the process, which leads a group, and what descends from it; without waiting, so that any thread may. Whose parent
+    has ended is found in the group only."""
+    found = [process.pid] if process.returncode is None else []  # else the number may be another's by now
+    for pid in found:
+        found += [child for child, _ in _children_of(pid)]
+    kill_group(process.pid)
+    for pid in found[1:]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _children_of(parent: int) -> Iterator[Identity]:
+    """From /proc, whose lists of children not every kernel has; nothing where there is none."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()  # from the third: state, parent, …
+            if int(fields[1]) == parent:
+                yield int(path.parent.name), fields[19]
