@@ -1,4 +1,4 @@
-"""Recordings replayed in workers: what is killed, interrupted or refused costs no other recording, and at most a try."""
+"""Recordings replayed in workers: what is killed or interrupted costs no other recording, and at most a try."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def test_workers_that_are_killed_cost_nothing(start, tmp_path, delay, killed):
 
 def test_ctrl_c_ends_a_comparison_and_its_workers(start):
     process = start("compare", "--recordings", *only(*NAMES), start_new_session=True,
-                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored where a shell runs tests behind
+                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored where tests run behind
     workers = workers_of(process)
     assert workers
     os.killpg(process.pid, signal.SIGINT)
@@ -77,7 +77,7 @@ BOTH = "('unet_b16', 1, '')\n('kmeans', 1, '')\n"
 
 @pytest.fixture
 def played(python, traces, tmp_path):
-    """Two recordings in one worker at a time. `serve` is what each worker does first, `tell` what is done after each answer."""
+    """Two recordings in one worker at a time. `serve` is what each worker does first, `tell` follows each answer."""
 
     def played(serve="pass", tell="pass"):
         (tmp_path / "played.py").write_text(PLAYED.format(serve=serve, tell=tell))
@@ -107,14 +107,15 @@ def test_a_worker_that_dies_in_the_midst_of_its_answer_costs_a_try(played, tmp_p
 def test_a_recording_whose_workers_all_die_is_told_once(played):
     run = played(serve="os.kill(os.getpid(), 9)")
     told = run.stdout.splitlines()
-    assert len(told) == 2 and all("None, 'the process that replayed it died; `dymem replay " in line for line in told), run
+    assert len(told) == 2 and all("None, 'the process that replayed it died; `dymem" in line for line in told), run
 
 
 KILLED = "CompletedProcess([], -9, b'', b'')"
 
 
 def test_a_recording_whose_reader_was_killed_is_replayed_once_more(played, tmp_path):
-    run = played(serve=f"os.path.exists('read') or (open('read', 'w'), setattr(child.subprocess, 'run', lambda *_, **__: {KILLED}))")
+    run = played(serve="os.path.exists('read') or (open('read', 'w'), "
+                 f"setattr(child.subprocess, 'run', lambda *_, **__: {KILLED}))")
     assert (tmp_path / "read").exists() and run.stderr == "", run.stderr
     assert sorted(run.stdout.splitlines()) == sorted(BOTH.splitlines())
 

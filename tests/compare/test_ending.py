@@ -1,4 +1,4 @@
-"""Nothing of a program that was run is left: what it started in sessions of its own, and where this process is told to end."""
+"""Nothing of a program that was run is left: what it started in sessions of its own, and when this process must end."""
 
 import contextlib
 import os
@@ -103,7 +103,7 @@ def test_a_comparison_that_is_told_to_end_leaves_nothing(write, pids, tmp_path, 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     command = subprocess.Popen([sys.executable, "-m", "dymem", "compare", "--allocators", "native", write(HANGS)],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # may be ignored where tests run
+                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))  # else perhaps ignored
     started = pids()
     os.kill(command.pid, number)
     told, said = command.communicate(timeout=120)
@@ -111,9 +111,10 @@ def test_a_comparison_that_is_told_to_end_leaves_nothing(write, pids, tmp_path, 
     assert all(gone(pid) for pid in started) and os.listdir(tmp_path / "scratch") == []
 
 
-def test_a_script_dies_with_who_runs_it(write, pids, python):
+def test_a_script_dies_with_who_runs_it(write, pids):
     path = write(HANGS)
-    runner = subprocess.Popen([sys.executable, "-c", f"from dymem.compare import script; script.run_once([{path!r}], 'native', 600)"])
+    text = f"from dymem.compare import script; script.run_once([{path!r}], 'native', 600)"
+    runner = subprocess.Popen([sys.executable, "-c", text])
     first, *_ = pids()
     runner.kill()
     runner.wait()
@@ -160,7 +161,8 @@ def test_signals_are_as_they_were_and_ignored_ones_stay_so():
 
 HOLDS = """
 import subprocess, sys, time
-held = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(90); open(\"ended\", \"w\")'], start_new_session={own})
+held = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(90); open('ended', 'w')"],
+                        start_new_session={own})
 print(held.pid, file=open("pid", "w"), flush=True)
 print("ready", flush=True)
 time.sleep(600)

@@ -1,7 +1,7 @@
 """Recordings replayed in processes of their own, so that one which dies costs no more than a second try.
 
-Each worker has a pipe whose other end only it holds: the pipe ends with it, however it dies and whatever it was at. It is
-given one recording at a time. What has no answer then is replayed once more, alone, which tells whose fault it was.
+Each worker has a pipe whose other end only it holds: the pipe ends with it, however it dies and whatever it was at. It
+is given one recording at a time. What has no answer then is replayed once more, alone, which tells whose fault it was.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def replay_apart(paths: dict[str, Path], lag_ms: float, keys: dict, tell: Tell) 
             tell(name, None, error)
 
 
-def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, workers: int, tell: Tell) -> dict[str, str]:
+def _round(names: list[str], paths: dict[str, Path], lag_ms: float, keys: dict, workers: int,
+           tell: Tell) -> dict[str, str]:
     """Replays in so many processes; what was killed, the process or the reader under it, and a sentence for each."""
     waiting, left = collections.deque(names), {}
     crew = [_Worker(lag_ms, keys) for _ in names[:workers]]

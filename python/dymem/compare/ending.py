@@ -1,8 +1,8 @@
-"""Programs that others wrote, run so that nothing of them is left: not when they hang, nor when this process is told to end.
+"""Programs of others, run so that nothing of them is left: not when they hang, nor when this process is told to end.
 
-What holds: after `end_all` no process of the program is there, nor one that its processes started, in whatever session, but
-for those that the kernel does not let go in time. If this process is killed by a signal that nobody can meet, the first
-process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere only the
+What holds: after `end_all` no process of the program is there, nor one that its processes started, in whatever session,
+but for those that the kernel does not let go in time. If this process is killed by a signal that nobody can meet, the
+first process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere only the
 program's own process group is ended.
 """
 
@@ -23,7 +23,7 @@ from typing import Iterator, Sequence
 SECONDS = 20.0  # for what was killed to be gone: memory of a card takes its time
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
-# In a small process of its own, which becomes the program: what runs between fork and exec must not be Python, where threads are.
+# In a small process that becomes the program: between fork and exec there may be no Python where there are threads.
 _START = """
 import os, sys
 try:
@@ -62,8 +62,8 @@ def stoppable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Ctrl-C, and what `stoppable` meets, waits for the end of the block. Masks would not do: children inherit them, and the
-    thread that draws the progress has its own."""
+    """Ctrl-C, and what `stoppable` meets, waits for the end of the block. Masks would not do: children inherit them,
+    and the thread that draws the progress has its own."""
     met: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before = {number: handler for number, handler in before.items() if callable(handler) and _in_main_thread()}
@@ -92,12 +92,13 @@ def dying_with_this(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def adopting() -> Iterator[set[Identity] | None]:
-    """Whoever loses its parent in the block becomes a child of this process, and so is found. Gives the children that are here
-    before; None where there is no such thing."""
+    """Whoever loses its parent in the block becomes a child of this process, and so is found. Gives the children that
+    are here before; None where there is no such thing."""
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         was = ctypes.c_int(0)
-        able = prctl(GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0) == 0 and prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        able = (prctl(GET_CHILD_SUBREAPER, ctypes.byref(was), 0, 0, 0) == 0
+                and prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         able = False
     if not able:
@@ -126,8 +127,8 @@ def end_all(process: subprocess.Popen, before: set[Identity] | None, seconds: fl
 
 
 def kill_tree(process: subprocess.Popen) -> None:
-    """Kills the process, which leads a group, and what descends from it; without waiting, so that any thread may. Whose parent
-    has ended is found in the group only."""
+    """Kills the process, which leads a group, and what descends from it; without waiting, so that any thread may. Whose
+    parent has ended is found in the group only."""
     found = [process.pid] if process.returncode is None else []  # else the number may be another's by now
     for pid in found:
         found += [child for child, _ in _children_of(pid)]

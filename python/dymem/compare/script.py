@@ -1,8 +1,8 @@
 """A user's own script under every allocator: one process each, repeats interleaved, the same figures as for workloads.
 
 The script runs as `python script.py ARGS…` would, with the start hook of `dymem run` in front (dymem.compare.observe). What
-it prints is kept from the terminal; of a script that fails the last lines are told, and the other allocators go on. What it
-started ends with it, also where this process is told to end (dymem.compare.ending says how far that goes).
+it prints is kept from the terminal; of a script that fails the last lines are told, and the other allocators go on.
+What it started ends with it, also where this process is told to end (dymem.compare.ending says how far that goes).
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def last_json(said: str) -> dict:
 class Turns:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None,
                  seconds: float = 600.0) -> None:
-        """Starts the process; it is killed when `seconds` have passed, with its descendants, which may hold its pipes. In a
-        session of its own Ctrl-C does not reach it: the end of the block kills it."""
+        """Starts the process; it is killed when `seconds` have passed, with its descendants, which may hold its pipes.
+        In a session of its own Ctrl-C does not reach it: the end of the block kills it."""
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
                                          text=True, errors="replace", env=environment, start_new_session=True)
