@@ -2,8 +2,8 @@
 
 What holds: after `end_all` no process of the program is there, nor one that its processes started, in whatever session,
 but for those that the kernel does not let go in time. If this process is killed by a signal that nobody can meet, the
-first process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere only the
-program's own process group is ended.
+first process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere
+only the program's own process group is ended.
 """
 
 from __future__ import annotations
