@@ -266,7 +266,8 @@ void bind_pool(py::module_ m) {
             py::gil_scoped_release gil;
             return pool.end_forwarded(n, settled);
           },
-          py::arg("claimed"), py::arg("settled") = true, "The call ended: whether the other is capped higher than the calls under way need.")
+          py::arg("claimed"), py::arg("settled") = true,
+          "The call ended: whether the other is capped higher than the calls under way need.")
       .def(
           "settle_forwarded",
           [](Pool& pool, const py::object& allocated, const py::object& freed, std::uint64_t era) {
