@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <mutex>
 #include <string>
 
 #include "abi/registry.hpp"
@@ -71,6 +72,8 @@ void set_memory_fraction(int device, Pool& pool, double fraction) {
     const std::string number(text, std::to_chars(text, text + sizeof text, fraction).ptr);
     throw InvalidArgument("dymem: the memory fraction must be from 0 to 1, not " + number + ".");
   }
+  static std::mutex* const mutex = new std::mutex;  // two that set it leave limit and fraction of one of them
+  std::lock_guard lock(*mutex);
   const Bytes configured = process_config().pool.limit;
   const Bytes total = pool.driver().memory().total;
   // A limit of 0 means none: a fraction of 0 becomes the smallest limit there is, all of the device becomes none.

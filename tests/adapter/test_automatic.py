@@ -424,6 +424,28 @@ assert set(told) == {"untagged"}
 """, conf=AUTO)
 
 
+def test_it_stands_aside_once_another_thread_is_done_with_it(script):
+    script(PROGRAM + """
+import threading
+from dymem.mobility import automatic
+search = automatic._search
+inside, go_on = threading.Event(), threading.Event()
+def slow():
+    inside.set()
+    go_on.wait()
+    assert search.state != "ended"
+other = threading.Thread(target=search.guarded, args=(slow,))
+other.start()
+inside.wait()
+mine = threading.Thread(target=stop_following)
+mine.start()
+threading.Timer(0.2, go_on.set).start()
+mine.join()
+assert search.state == "ended"
+other.join()
+""", conf=AUTO)
+
+
 def test_it_does_not_stand_aside_for_what_cannot_be_followed(script):
     """Nothing would be followed then, ever."""
     script(PROGRAM + """

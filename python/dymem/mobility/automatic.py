@@ -30,6 +30,7 @@ ATTEMPTS = 3           # profiles
 REPEATS = 2            # of the period where marks tell that an iteration is over
 REPEATS_UNMARKED = 16  # where nothing but the period does
 MARKS_KEPT = 4096
+PATIENCE = 60.0        # seconds, for another thread's profile or look to end
 PRELUDE = 4            # iterations: what comes before the first mark is forgotten if it is longer
 
 SEARCH, OPTIMIZER, USER = range(3)  # who marks: a higher one is believed instead of a lower
@@ -42,7 +43,8 @@ class Search:
     def __init__(self, adapter) -> None:
         self.process = os.getpid()
         self.searching = adapter.searching
-        self.busy = threading.Lock()  # never waited for: what comes while it is held is no mark
+        self.busy = threading.Lock()  # marks do not wait for it: what comes while it is held is none
+        self.owner: int | None = None  # the thread that holds it
         self.state = LOOKING
         self.rank = SEARCH
         self.marks: deque[int] = deque(maxlen=MARKS_KEPT)  # steps done when each came
@@ -79,13 +81,25 @@ class Search:
             return True
         if not self.busy.acquire(blocking=False):
             return False
+        self.owner = threading.get_ident()
         try:
             what(*arguments)
         except Exception as error:
             self.end(f"it came to nothing ({type(error).__name__}: {error}).")
         finally:
+            self.owner = None
             self.busy.release()
         return True
+
+    def stand_aside(self) -> None:
+        """Ends, once what another thread is at here is done: it may be about to follow something itself. Within what the
+        search itself does nothing happens."""
+        if self.owner == threading.get_ident() or not self.busy.acquire(timeout=PATIENCE):
+            return
+        try:
+            self.end()
+        finally:
+            self.busy.release()
 
     # --- under `busy`
 
@@ -233,7 +247,7 @@ def stand_aside() -> None:
     search = _search
     if search is None or search.process != os.getpid() or search.state == ENDED:
         return
-    search.guarded(search.end)  # False, and nothing happens, within what the search itself does
+    search.stand_aside()
 
 
 def mark_iteration() -> None:
