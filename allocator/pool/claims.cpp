@@ -71,11 +71,11 @@ void Pool::set_patience(Patience patience) {
   impl_->patience = patience;
 }
 
-// Calls under way may have claimed more than they take. Nothing is asked of CUDA, so this may be done during captures; the
-// caller looks at everything anew.
-bool Pool::Impl::claims_came_back(std::unique_lock<Lock>& lock) {
+// Calls under way may have claimed more than they take. `needed`: what the pool holds at least once the request is served.
+// Nothing is asked of CUDA, so this may be done during captures; the caller looks at everything anew.
+bool Pool::Impl::claims_came_back(Bytes needed, std::unique_lock<Lock>& lock) {
   const Bytes before = set_aside();
-  if (!before || !patience) return false;
+  if (!before || !patience || needed + joint.reserved() > config.limit) return false;
   const auto until = std::chrono::steady_clock::now() + patience();
   while (set_aside() >= before && std::chrono::steady_clock::now() < until) {
     lock.unlock();

@@ -70,7 +70,7 @@ struct Pool::Impl {
   Bytes reserved() const { return debug ? debug->reserved() : space.reserved(); }
   Bytes limit_left() const;  // config.limit less what the pool holds; 0: nothing, or no limit
   Bytes set_aside() const;   // of the limit, for forwarded calls that are under way
-  bool claims_came_back(std::unique_lock<Lock>& lock);  // claims.cpp: after waiting for that without the lock
+  bool claims_came_back(Bytes needed, std::unique_lock<Lock>& lock);  // claims.cpp: after waiting for that without the lock
   Bytes own_limit() const;  // config.limit less what is forwarded, 0 = none
   void restart_peaks();
   PoolStats window_stats() const;

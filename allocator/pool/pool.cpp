@@ -556,11 +556,6 @@ bool Pool::replace_recorder(EventSink* from, EventSink* to) {
   return true;
 }
 
-EventSink* Pool::recorder() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->recorder;
-}
-
 Driver& Pool::driver() { return impl_->driver; }
 const PoolConfig& Pool::config() const { return impl_->config; }
 

@@ -39,14 +39,14 @@ struct BlockInfo {
   std::uint64_t number = kUnnumbered;
 };
 
-// Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
-// sees memory at second addresses, it is in that block's segment and not at home.
 // What another allocator under the same limit is to be capped at, bytes (kNoLimit: not at all).
 struct ForwardedCap {
   Bytes most = kNoLimit;
   bool fell = false;  // it may hold more until it goes by this one
 };
 
+// Memory that reads as one piece, tiled by its blocks. Every byte the pool holds is in exactly one: where a stitched block
+// sees memory at second addresses, it is in that block's segment and not at home.
 struct PoolSegment {
   Addr address = 0;
   Bytes size = 0;
@@ -129,8 +129,8 @@ class Pool {
   // Is `address` inside a block a caller holds; if so describe it.
   bool find(Addr address, BlockInfo* out) const;
   bool owns(Addr address) const;  // inside any of the pool's addresses, held or not
-  // The largest block that malloc would hand out on `stream` without growing; and all idle bytes (for cacheInfo).
   bool gave_tag(Tag tag) const;  // does some block carry it, or did one?
+  // The largest block that malloc would hand out on `stream` without growing.
   Bytes largest_free(StreamId stream) const;
 
   PoolStats stats() const;
@@ -158,7 +158,6 @@ class Pool {
   // Puts `to` in the place of whoever records, and numbering goes on; the same as set_recorder() if nobody does. Whom it
   // took the place of (nullptr: nobody) is in `before`, if that is asked for, when `to` hears its first event.
   void take_over_recording(EventSink* to, EventSink** before = nullptr);
-  EventSink* recorder() const;  // nullptr: off
 
   Driver& driver();
   const PoolConfig& config() const;

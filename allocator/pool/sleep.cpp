@@ -332,7 +332,7 @@ SleepReport Pool::Impl::wake(const WakeRequest& request, std::unique_lock<Lock>&
     const auto over_limit = [&] { return config.limit && wanted && space.reserved() + wanted > own_limit(); };
     if (over_limit()) trim();
     if (!over_limit()) break;
-    if (round < kReclaimRounds && claims_came_back(lock)) continue;
+    if (round < kReclaimRounds && claims_came_back(space.reserved() + wanted, lock)) continue;
     throw OutOfMemory(figures(wanted, 0), "dymem: waking takes " + human_bytes(wanted) + " and the pool's limit of " +
                                               human_bytes(config.limit) + " leaves less; it stays asleep and whole: "
                                               "raise the limit or free other memory, and call wake again");

@@ -325,7 +325,7 @@ BlockId Pool::Impl::try_during_capture(int arena, Bytes size, StreamIndex by, bo
 
 // During a capture, where no callback is run.
 void Pool::Impl::wait_or_fail(Bytes size, StreamIndex by, int round, std::unique_lock<Lock>& lock) {
-  if (round < kReclaimRounds && claims_came_back(lock)) {
+  if (round < kReclaimRounds && claims_came_back(counters.occupied() + size, lock)) {
     refuse_while_asleep();
     settle_copies();
     return;
@@ -349,7 +349,7 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
     callback.swap(current);  // ends before the lock is taken: it may be the last of Python's, and take the GIL for that
     freed = callback(size);
   }
-  if (freed == 0 && !claims_came_back(lock)) return false;
+  if (freed == 0 && !claims_came_back(counters.occupied() + size, lock)) return false;
   refuse_while_asleep();  // another thread, or the callback, may have put the pool to sleep
   settle_copies();
   device_limit = ~Bytes{0};

@@ -76,7 +76,7 @@ class Forwarded::Claim {
     try {
       forwarded.cap(device, pool);
     } catch (...) {
-      pool.end_forwarded(claimed_);
+      pool.end_forwarded(claimed_);  // a cap that it leaves too high comes down with the next call
       throw;
     }
   }
@@ -120,22 +120,21 @@ native::CUDAAllocator& Forwarded::start() {
     device_count_.store(count);
     calls.swap(waiting_);
     started_.store(true, std::memory_order_release);
-    draining_ = true;
+    draining_ = !calls.empty();
   }
   InsideOther inside;
-  while (!calls.empty()) {  // those that come meanwhile queue behind them
-    const auto batch = std::exchange(calls, {});
-    try {
-      for (const auto& call : batch) call(*other);
-    } catch (...) {
-      std::lock_guard lock(start_mutex_);
-      draining_ = false;
-      throw;
-    }
+  std::exception_ptr failed;  // the first that was: the others are made all the same
+  while (!calls.empty()) {    // those that come meanwhile queue behind them
+    for (const auto& call : std::exchange(calls, {})) try {
+        call(*other);
+      } catch (...) {
+        if (!failed) failed = std::current_exception();
+      }
     std::lock_guard lock(start_mutex_);
     calls.swap(waiting_);
     draining_ = !calls.empty();
   }
+  if (failed) std::rethrow_exception(failed);
   return *other;
 }
 
@@ -223,7 +222,6 @@ c10::DataPtr Forwarded::allocate_with_address(size_t size, void* address) {
   void* const pointer = data.get();
   remember(pointer, device.index());
   data.release_context();
-  settle(device.index());
   return {pointer, pointer, deleter_, device};
 }
 
@@ -383,6 +381,7 @@ void Forwarded::empty_cache(c10::MempoolId_t id) {
 Bytes Forwarded::reclaim(int device) {
   Pool* const pool = pool_if_made(device);
   if (!started() || !pool || InsideOther::now()) return 0;
+  settle(device);  // calls that ended unsettled leave their claims until then
   const auto held = [&] { return pool->stats().forwarded_bytes.current; };
   const auto before = held();
   if (before) empty_cache({0, 0});

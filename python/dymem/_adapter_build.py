@@ -32,6 +32,7 @@ from typing import IO
 
 from dymem._paths import PACKAGE, source_dir
 from dymem.errors import InstallError
+from dymem.interrupts import held
 
 MODULE = "dymem._torch"
 TORCH_OLDEST = (2, 11)
@@ -216,7 +217,8 @@ def _at_once() -> int:
 
 
 def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tuple[int, str]]:
-    """The exit code of each command, negative for a signal, and what it printed. However this ends, none runs on."""
+    """The exit code of each command, negative for a signal, and what it printed. An exception leaves none running; a signal
+    that kills this process leaves each to its end."""
     environment = {**os.environ, "LC_ALL": "C"}
     results: list[tuple[int, str]] = [(0, "")] * len(commands)
     waiting = list(range(len(commands)))
@@ -227,7 +229,8 @@ def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tup
             while waiting or running:
                 while waiting and len(running) < at_once:
                     number = waiting.pop(0)
-                    running[number] = _started(commands[number], said[number], environment)
+                    with held():  # else Ctrl-C could fall between a compiler that runs and a name for it
+                        running[number] = _started(commands[number], said[number], environment)
                 for number, job in list(running.items()):
                     if job.poll() is not None:
                         said[number].seek(0)
@@ -238,6 +241,7 @@ def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tup
             for job in running.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(job.pid, signal.SIGKILL)
+            for job in running.values():
                 job.wait()
     return results
 

@@ -22,6 +22,7 @@ from typing import Iterable, Iterator
 
 from dymem.config import shown
 from dymem.errors import DymemError, InvalidArgument, SleepError
+from dymem.interrupts import held
 
 _known: dict[str, int] = {}  # tags by name: their numbers in the core
 
@@ -128,11 +129,18 @@ def _refuse_capture() -> None:
 
 
 def _on_each(action: str, device, call, undo=None) -> SleepReport:
-    """All devices at once, since each has a link of its own; where one fails, those that did sleep are woken."""
+    """All devices at once, since each has a link of its own; where one fails, those that did sleep are woken. An interrupt
+    waits until all is done, and is such a failure then."""
     _refuse_capture()
     began = time.perf_counter()
     pools = _pools(device)
-    reports, failure = _together(call, [pool for _, pool in pools])
+    reports: list = []
+    failure: BaseException | None = None
+    try:
+        with held():
+            reports, failure = _together(call, [pool for _, pool in pools])
+    except BaseException as interrupt:
+        failure = interrupt
     if failure is not None:
         for (_, pool), report in zip(pools, reports):
             if undo is not None and report is not None and report["memory_bytes"]:
@@ -147,8 +155,7 @@ def _on_each(action: str, device, call, undo=None) -> SleepReport:
 
 
 def _together(call, pools: list) -> tuple[list, BaseException | None]:
-    """What the call answered for each pool, None where it failed, and the first failure. All have ended, whatever came
-    between: an interrupt waits for them, and is a failure then."""
+    """What the call answered for each pool, None where it failed, and the first failure."""
     answers: list = [None] * len(pools)
     failures: list[BaseException | None] = [None] * len(pools)
 
@@ -162,22 +169,16 @@ def _together(call, pools: list) -> tuple[list, BaseException | None]:
         run(0)
         return answers, failures[0]
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(pools))]
-    interrupt = None
-    try:
-        for number, thread in enumerate(threads):
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter ends, and starts none
-                run(number)
-    except BaseException as error:
-        interrupt = error
-    for thread in threads:
-        while thread.is_alive():
-            try:
-                thread.join()
-            except BaseException as error:
-                interrupt = error
-    return answers, interrupt or next(filter(None, failures), None)
+    started = []
+    for number, thread in enumerate(threads):
+        try:
+            thread.start()
+            started.append(thread)
+        except RuntimeError:  # the interpreter ends, and starts none
+            run(number)
+    for thread in started:
+        thread.join()
+    return answers, next(filter(None, failures), None)
 
 
 def _pools(device) -> list[tuple[int, object]]:

@@ -273,6 +273,27 @@ def test_settings_that_waited_for_the_other_allocator_do_not_overtake_later_ones
     """)
 
 
+def test_settings_reach_an_allocator_that_has_started(pools):
+    pools("""
+        _torch.begin_pool(GRAPH, stream=5)  # nothing had waited for it
+        _torch.record_history(True)
+        _torch.attach_tracker()
+        assert facts()["history"] == 1 == facts()["tracker"] == facts()["recording"]
+    """)
+
+
+def test_a_setting_that_fails_when_the_allocator_starts_keeps_no_other_from_it(pools):
+    pools("""
+        _torch.record_history(True)
+        _torch.attach_tracker()
+        _torch.stand_in_before("history", lambda: _torch.stand_in_fail_call(1))
+        raises(RuntimeError, lambda: _torch.begin_pool(GRAPH, stream=5), "as it was told")
+        assert facts()["tracker"] == 1
+        _torch.record_history(True)
+        assert facts()["history"] == 2 and facts()["recording"] == 1
+    """)
+
+
 def test_a_capture_on_a_stream_that_the_pool_never_saw_is_seen(pools):
     # What is allocated on a captured stream is forwarded, so the pool has no work there. Threads that do not go into the
     # relaxed mode (CuPy, programs in C, sleeping, trimming) shall leave CUDA alone all the same.

@@ -13,6 +13,7 @@ from processes import gone
 
 from dymem.compare import ending, script
 from dymem.compare.turns import Turns
+from dymem.interrupts import held
 
 SLEEP = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 # As torchrun starts ranks; then one whose parent has ended, as daemons do; who they are is in the file.
@@ -136,7 +137,7 @@ def test_a_signal_that_is_held_is_met_at_the_end_of_the_block(number, raised, mo
     try:
         with ending.stoppable():
             with pytest.raises(raised):
-                with ending.held():
+                with held():
                     signal.raise_signal(number)
                     reached.append(1)
                 reached.append(2)
@@ -149,7 +150,7 @@ def test_signals_are_as_they_were_and_ignored_ones_stay_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
         with ending.stoppable():
-            with ending.held():
+            with held():
                 signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

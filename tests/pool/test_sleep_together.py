@@ -79,17 +79,17 @@ def test_where_one_fails_the_others_are_woken(on_pools):
     assert not first.asleep and not last.asleep
 
 
-def test_an_interrupt_wakes_those_that_slept(on_pools):
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupt_wakes_those_that_slept(on_pools, count):
     """Also one that falls asleep after it: what is under way cannot be cut short."""
     main = threading.main_thread().ident
 
     def interrupt():
-        if threading.get_ident() != main:
-            signal.pthread_kill(main, signal.SIGINT)
-            time.sleep(0.2)
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.2)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    pools = on_pools(Pool(), Pool(interrupt))
+    pools = on_pools(*(Pool() for _ in range(count - 1)), Pool(interrupt))
     slept = []
     for pool in pools:
         pool.wake = lambda pool=pool: slept.append(pool.asleep) or setattr(pool, "asleep", False)
@@ -98,4 +98,4 @@ def test_an_interrupt_wakes_those_that_slept(on_pools):
             sleeping.sleep()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert slept == [True, True] and not any(pool.asleep for pool in pools)
+    assert slept == [True] * count and not any(pool.asleep for pool in pools)

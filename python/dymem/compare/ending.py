@@ -14,11 +14,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Iterator, Sequence
+
+from dymem.interrupts import in_main_thread
 
 SECONDS = 20.0  # for what was killed to be gone: memory of a card takes its time
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
@@ -54,32 +55,10 @@ def stoppable() -> Iterator[None]:
         raise Stopped(number)
 
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP) if _in_main_thread() else ():
+        for number in (signal.SIGTERM, signal.SIGHUP) if in_main_thread() else ():
             if signal.getsignal(number) is signal.SIG_DFL:
                 stack.callback(signal.signal, number, signal.signal(number, stop))
         yield
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Ctrl-C, and what `stoppable` meets, waits for the end of the block. Masks would not do: children inherit them,
-    and the thread that draws the progress has its own."""
-    met: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    before = {number: handler for number, handler in before.items() if callable(handler) and _in_main_thread()}
-    try:
-        for number in before:
-            signal.signal(number, lambda number, _: met.append(number))
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for number in met[:1]:
-        before[number](number, None)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def dying_with_this(command: Sequence[str]) -> list[str]:
@@ -129,7 +108,9 @@ def end_all(process: subprocess.Popen, before: set[Identity] | None, seconds: fl
 def kill_tree(process: subprocess.Popen) -> None:
     """Kills the process, which leads a group, and what descends from it; without waiting, so that any thread may. Whose
     parent has ended is found in the group only."""
-    found = [process.pid] if process.returncode is None else []  # else the number may be another's by now
+    if process.returncode is not None:  # the number may be another's by now
+        return
+    found = [process.pid]
     for pid in found:
         found += [child for child, _ in _children_of(pid)]
     kill_group(process.pid)

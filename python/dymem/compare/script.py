@@ -24,6 +24,7 @@ from dymem.compare.together import Run
 from dymem.compare.training import row_of
 from dymem.compare.turns import TAIL
 from dymem.config import ENVIRONMENT, Config, format_bytes
+from dymem.interrupts import held
 from dymem.rivals import ALLOCATORS, child_environment
 
 WARM_FROM = 3
@@ -140,7 +141,7 @@ def _code_of(command: Sequence[str], seconds: float, said: IO[bytes], environmen
     process = None
     with ending.adopting() as before:
         try:
-            with ending.held():  # else Ctrl-C could fall between a process that runs and a name for it
+            with held():  # else Ctrl-C could fall between a process that runs and a name for it
                 process = subprocess.Popen(ending.dying_with_this(command), stdin=subprocess.DEVNULL, stdout=said,
                                            stderr=subprocess.STDOUT, env=environment, start_new_session=True)
             return process.wait(timeout=seconds)
@@ -148,7 +149,7 @@ def _code_of(command: Sequence[str], seconds: float, said: IO[bytes], environmen
             return None
         finally:
             if process is not None:
-                with ending.held():
+                with held():
                     ending.end_all(process, before)
 
 

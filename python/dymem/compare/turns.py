@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import tempfile
 import threading
@@ -88,6 +89,8 @@ class Turns:
         self._close_stdin()
         # Through the same reader as every line before: it may hold what was said along with them.
         result = last_json(self._last + self._process.stdout.read())
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is met
+        ending.kill_tree(self._process)  # what it left behind
         self._process.wait()
         if self._process.returncode == 0 and result:
             return result

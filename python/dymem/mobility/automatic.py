@@ -96,9 +96,11 @@ class Search:
         search itself does nothing happens."""
         if self.owner == threading.get_ident() or not self.busy.acquire(timeout=PATIENCE):
             return
+        self.owner = threading.get_ident()
         try:
             self.end()
         finally:
+            self.owner = None
             self.busy.release()
 
     # --- under `busy`
@@ -224,10 +226,10 @@ class Search:
     def end(self, why: str | None = None) -> None:
         if why is not None:
             _say(f"{why.rstrip('.')}; all stays untagged.")
-        self.state = ENDED
         try:
             self.drop()
         finally:
+            self.state = ENDED  # who looks at it without `busy` finds no profile going on
             self.searching.wake_at(0)
 
 

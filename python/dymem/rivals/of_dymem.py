@@ -49,19 +49,26 @@ class Dymem(Allocator):
         return torch_usage(None if torch.cuda.is_initialized() else dymem.memory_stats())
 
 
+# Interrupts are met, also where this process was started with them ignored.
+_BUILD = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import torch; "
+          "from dymem import _adapter_build; _adapter_build.load(torch)")
+
+
 def build_adapter(allocators: Iterable[Allocator]) -> None:
     """Once, before anything is timed, if one of them is dymem. What fails here fails again in its own row, and is said there."""
     if not any(isinstance(allocator, Dymem) for allocator in allocators):
         return
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen([sys.executable, "-c", "import torch; from dymem import _adapter_build; _adapter_build.load(torch)"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path})
+    child = subprocess.Popen([sys.executable, "-c", _BUILD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             env={**os.environ, "PYTHONPATH": path})
     try:
         child.wait()
     except BaseException:
-        child.send_signal(signal.SIGINT)  # it ends its compilers first; killed, it would leave them behind
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5)
-        child.kill()
-        child.wait()
+        try:
+            child.send_signal(signal.SIGINT)  # it ends its compilers first; killed, it would leave them behind
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+        finally:
+            child.kill()
+            child.wait()
         raise
