@@ -89,8 +89,9 @@ class Turns:
         self._close_stdin()
         # Through the same reader as every line before: it may hold what was said along with them.
         result = last_json(self._last + self._process.stdout.read())
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is met
-        ending.kill_tree(self._process)  # what it left behind
+        if self._process.returncode is None:
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is met
+            ending.kill_tree(self._process)  # what it left behind
         self._process.wait()
         if self._process.returncode == 0 and result:
             return result
