@@ -337,6 +337,7 @@ void Pool::Impl::wait_or_fail(Bytes size, StreamIndex by, int round, std::unique
 // Runs the callback without the lock, then waits for what is set aside; false when neither had anything to give.
 bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
   Bytes freed = 0;
+  const Bytes aside = set_aside();  // the callback may learn that it was claimed for nothing
   if (reclaim) {
     struct Relock {
       std::unique_lock<Lock>& lock;
@@ -349,7 +350,7 @@ bool Pool::Impl::reclaimed(Bytes size, std::unique_lock<Lock>& lock) {
     callback.swap(current);  // ends before the lock is taken: it may be the last of Python's, and take the GIL for that
     freed = callback(size);
   }
-  if (freed == 0 && !claims_came_back(counters.occupied() + size, lock)) return false;
+  if (freed == 0 && set_aside() >= aside && !claims_came_back(counters.occupied() + size, lock)) return false;
   refuse_while_asleep();  // another thread, or the callback, may have put the pool to sleep
   settle_copies();
   device_limit = ~Bytes{0};

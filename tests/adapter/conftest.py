@@ -92,6 +92,10 @@ own = lambda name: dymem.memory_stats()[name]
 torch.cuda.memory.is_initialized = lambda: True  # memory_stats() answers {} before CUDA is initialised
 def stats():
     return torch.cuda.memory_stats(0)
+def apart(run):  # in a thread of its own, from beginning to end
+    import threading
+    thread = threading.Thread(target=run)
+    thread.start(); thread.join()
 """
 
 

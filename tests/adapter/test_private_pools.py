@@ -20,11 +20,9 @@ def test_the_filter_decides_who_is_forwarded(pools):
         after = _torch.allocate_on(MiB, stream=5)
         assert facts()["malloc"] == 1 and own("allocation.all.current") == 3
         # a MemPool: this thread's allocations, on any stream; the other thread's go on
-        import threading
         _torch.begin_pool(OTHER)
         elsewhere = []
-        thread = threading.Thread(target=lambda: elsewhere.append(_torch.allocate_on(MiB)))
-        thread.start(); thread.join()
+        apart(lambda: elsewhere.append(_torch.allocate_on(MiB)))
         mine = [_torch.allocate_on(MiB, stream=s) for s in (0, 5, 6)]
         assert facts()["malloc"] == 4 and own("allocation.all.current") == 4
         _torch.end_pool(OTHER)
@@ -85,9 +83,7 @@ def test_addresses_tell_whose_they_are(pools):
         _torch.raw_delete(raw)
         raises(RuntimeError, lambda: _torch.raw_delete(raw), "freed already")
         address = theirs.address
-        import threading
-        thread = threading.Thread(target=theirs.free)  # by another thread, with no pool open
-        thread.start(); thread.join()
+        apart(theirs.free)  # by another thread, with no pool open
         raises(RuntimeError, lambda: _torch.raw_delete(address), "freed already")
         raises(RuntimeError, lambda: _torch.base_allocation(address))
         assert facts()["live"] == 0
@@ -260,11 +256,9 @@ def test_peaks_from_before_a_reset_do_not_come_back(pools):
 
 def test_settings_that_waited_for_the_other_allocator_do_not_overtake_later_ones(pools):
     pools("""
-        import threading
         _torch.record_history(True)  # the other has not started: it is told later
         def off():
-            thread = threading.Thread(target=lambda: _torch.record_history(False))
-            thread.start(); thread.join()
+            apart(lambda: _torch.record_history(False))
             seen.append(facts().get("history", 0))
         seen = []
         _torch.stand_in_before("history", off)  # in the midst of the first

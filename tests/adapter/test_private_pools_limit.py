@@ -40,7 +40,6 @@ def test_the_limit_covers_both(pools):
 
 def test_what_a_call_claimed_and_did_not_take_is_not_taken_by_another(pools):
     pools("""
-        import threading
         _torch.begin_pool(GRAPH, stream=5)
         held = [_torch.allocate_on(4 * MiB, stream=5)]
         cached = _torch.allocate_on(2 * MiB, stream=5)
@@ -59,10 +58,7 @@ def test_what_a_call_claimed_and_did_not_take_is_not_taken_by_another(pools):
             _core.abi.trim()
             held.append(_torch.allocate_on(2 * MiB, stream=5))
             raises(torch.OutOfMemoryError, fill)
-        def elsewhere():
-            thread = threading.Thread(target=meanwhile)
-            thread.start(); thread.join()
-        _torch.stand_in_before("malloc", elsewhere)
+        _torch.stand_in_before("malloc", lambda: apart(meanwhile))
         raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(4 * MiB, stream=5))
         assert total() <= 64 * MiB, total() / MiB
         assert len(held) == 2
@@ -238,16 +234,12 @@ def test_the_first_call_at_a_limit_that_is_used_up_is_refused(pools):
 
 def test_a_limit_that_is_set_while_a_call_runs_without_one(pools):
     pools("""
-        import threading
         _torch.begin_pool(GRAPH, stream=5)
         ours = []
         def meanwhile():
             torch._C._cuda_setMemoryFraction(0.25, 0)  # 64 MiB
             raises(torch.OutOfMemoryError, lambda: [ours.append(_torch.allocate_on(4 * MiB, stream=6)) for _ in range(20)])
-        def elsewhere():
-            thread = threading.Thread(target=meanwhile)
-            thread.start(); thread.join()
-        _torch.stand_in_before("malloc", elsewhere)
+        _torch.stand_in_before("malloc", lambda: apart(meanwhile))
         captured = _torch.allocate_on(40 * MiB, stream=5)
         assert own("reserved_bytes.all.current") + facts()["reserved"] <= 64 * MiB
         ours.append(_torch.allocate_on(20 * MiB, stream=6))  # nothing is set aside any more
@@ -274,27 +266,48 @@ def test_what_a_call_took_stays_set_aside_until_figures_of_it_come(pools):
     """, conf=LIMITED)
 
 
+def test_what_a_call_claimed_and_never_told_of_comes_back_when_our_pool_is_short(pools):
+    pools("""
+        _torch.begin_pool(GRAPH, stream=5)
+        _torch.stand_in_before("malloc", lambda: _torch.stand_in_fail_call(2))  # the figures asked for after it
+        captured = _torch.allocate_on(2 * MiB, stream=5)  # claims 20
+        data = _torch.allocate_on(60 * MiB, stream=6)
+        assert facts()["reserved"] == 2 * MiB and own("reserved_bytes.all.current") == 60 * MiB
+    """, conf=LIMITED)
+
+
 # A call that claims 20 MiB, is slow, and is served from what is idle.
 SLOW = """
-import threading, time
+import contextlib, threading, time
 _torch.allocate_on(MiB, stream=5).free()  # the pool knows the stream
 _core.abi.trim()
 _torch.begin_pool(GRAPH, stream=5)
 _torch.allocate_on(20 * MiB, stream=5).free()
 captured = []
-def while_a_call_is_slow(do):
-    under_way = threading.Event()
+@contextlib.contextmanager
+def a_call_under_way(seconds=None):  # None: until the block ends
+    began, over = threading.Event(), threading.Event()
     def slow():
-        under_way.set()
-        time.sleep(0.3)  # as PyTorch's own does when it waits for the GPU
+        began.set()
+        over.wait(seconds)  # as PyTorch's own does for the GPU; needs the GIL to go on
     _torch.stand_in_before("malloc", slow)
     thread = threading.Thread(target=lambda: captured.append(_torch.allocate_on(20 * MiB, stream=5)))
     thread.start()
-    under_way.wait()
-    made = do()
-    thread.join()
+    began.wait()
+    try:
+        yield
+    finally:
+        if seconds is None:
+            over.set()
+        thread.join()
     assert facts()["reserved"] == 20 * MiB and len(captured) == 1
-    return made
+def shortest(tries):
+    seconds = []
+    for attempt in tries:
+        began = time.monotonic()
+        attempt()
+        seconds.append(time.monotonic() - began)
+    return min(seconds)
 """
 
 
@@ -302,7 +315,8 @@ def while_a_call_is_slow(do):
 def test_our_pool_waits_for_a_call_that_claimed_more_than_it_takes(pools, capturing):
     pools(SLOW + f"""
 _core.abi.driver(0).set_capturing(5, {capturing})
-data = while_a_call_is_slow(lambda: _torch.allocate_on(40 * MiB, stream=6))
+with a_call_under_way(0.3):
+    data = _torch.allocate_on(40 * MiB, stream=6)
 assert own("reserved_bytes.all.current") == 40 * MiB
 _core.abi.driver(0).set_capturing(5, False)
 """, conf=LIMITED)
@@ -310,7 +324,8 @@ _core.abi.driver(0).set_capturing(5, False)
 
 def test_so_does_one_slab(pools):
     pools(SLOW + """
-data = while_a_call_is_slow(lambda: _torch.allocate_on(40 * MiB, stream=6))
+with a_call_under_way(0.3):
+    data = _torch.allocate_on(40 * MiB, stream=6)
 assert own("reserved_bytes.all.current") <= 44 * MiB
 """, conf=LIMITED + ", backing='contiguous'")
 
@@ -321,7 +336,8 @@ _torch.end_pool(GRAPH)
 data = _torch.allocate_on(40 * MiB, stream=6)
 dymem.sleep()
 _torch.begin_pool(GRAPH, stream=5)
-while_a_call_is_slow(dymem.wake)
+with a_call_under_way(0.3):
+    dymem.wake()
 assert own("reserved_bytes.all.current") == 40 * MiB
 """, conf=LIMITED)
 
@@ -332,21 +348,17 @@ import ctypes
 library = ctypes.PyDLL(str(__import__("pathlib").Path(_core.__file__).with_name("libdymem.so")))
 library.dymem_last_error.restype = ctypes.c_char_p
 address = ctypes.c_void_p()
-under_way, tried = threading.Event(), threading.Event()
-def needs_the_gil():
-    under_way.set()
-    tried.wait()
-_torch.stand_in_before("malloc", needs_the_gil)
-thread = threading.Thread(target=lambda: captured.append(_torch.allocate_on(20 * MiB, stream=5)))
-thread.start()
-under_way.wait()
-seconds = []
-for _ in range(3):
-    began = time.monotonic()
-    status = library.dymem_hold(ctypes.byref(address), ctypes.c_size_t(40 * MiB), 0, None, b"me")
-    assert status == 1, library.dymem_last_error()
-    seconds.append(time.monotonic() - began)
-tried.set()
-thread.join()
-assert min(seconds) < 1.5, seconds  # two seconds where it is not held
+def refused():
+    assert library.dymem_hold(ctypes.byref(address), ctypes.c_size_t(40 * MiB), 0, None, b"me") == 1, library.dymem_last_error()
+with a_call_under_way():
+    assert shortest([refused] * 3) < 1.5  # two seconds where it is not held
+""", conf=LIMITED)
+
+
+def test_nobody_waits_for_claims_that_would_not_do(pools):
+    pools(SLOW + """
+def refused():  # 20 are held, whatever is claimed
+    raises(torch.OutOfMemoryError, lambda: _torch.allocate_on(46 * MiB, stream=6))
+with a_call_under_way():
+    assert shortest([refused] * 3) < 1.5
 """, conf=LIMITED)
