@@ -69,6 +69,7 @@ py::dict counters_dict(const DriverCounters& c) {
   d["event_record"] = c.event_record;
   d["event_query"] = c.event_query;
   d["event_wait"] = c.event_wait;
+  d["asked_again"] = c.asked_again;
   d["memory_time_ns"] = c.memory_time_ns;
   d["memory_calls"] = c.memory_calls();
   return d;

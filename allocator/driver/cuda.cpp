@@ -8,9 +8,12 @@
 //       write(). No lock of ours is held while CUDA is called, save for the first call's retaining.
 //   K5  Pinned host memory is made by pinning pages that exist: an order of magnitude faster than cuMemHostAlloc, which
 //       is asked where pages cannot be pinned.
+//   K6  "Unknown error" from a call that can be made again without harm (create, set_access) is no answer yet: it is asked
+//       again for kPatience. A card that other processes worked on gave it, and took the same call later (decision 0001).
 // CUDA does not refuse all that the contract forbids: a mapping may run over the end of its reservation (which then
 // cannot be released), and unmapping a range takes what is mapped in it, gaps or not. The checked decorator finds both.
 // Times in counters() are of the host's steady clock. The mutex guards the tables; counters are atomics.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "driver/cuda_table.hpp"
@@ -61,6 +65,8 @@ std::string describe(const CudaTable& cuda, Result result) {
   const char* text = nullptr;
   return cuda.get_error_string(result, &text) == kSuccess && text ? text : "unknown error";
 }
+
+constexpr Nanos kPatience = 2'000'000'000, kFirstPause = 100'000, kLongestPause = 50'000'000;  // of K6
 
 Nanos steady_now() {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -157,7 +163,7 @@ class Cuda final : public Driver {
     Status status;
     for (;;) {
       const AllocationProp prop = properties(exported, rdma);
-      status = timed("cuMemCreate", [&] { return cuda_.mem_create(&native, size, &prop, 0); });
+      status = patiently("cuMemCreate", [&] { return cuda_.mem_create(&native, size, &prop, 0); });
       if (status.ok() || status.code == Code::out_of_memory || !(exported || rdma)) break;
       // Some machines (containers, virtual GPUs) report what they then refuse: do without.
       if (rdma) rdma = false;
@@ -447,6 +453,7 @@ class Cuda final : public Driver {
     c.reserve = calls_.reserve, c.create = calls_.create, c.map = calls_.map;
     c.set_access = calls_.set_access, c.unmap = calls_.unmap, c.destroy = calls_.destroy;
     c.event_record = calls_.event_record, c.event_query = calls_.event_query, c.event_wait = calls_.event_wait;
+    c.asked_again = calls_.asked_again;
     c.memory_time_ns = memory_time_;
     return c;
   }
@@ -465,7 +472,7 @@ class Cuda final : public Driver {
   };
   struct Calls {
     std::atomic<std::uint64_t> reserve{0}, create{0}, map{0}, set_access{0}, unmap{0}, destroy{0};
-    std::atomic<std::uint64_t> event_record{0}, event_query{0}, event_wait{0};
+    std::atomic<std::uint64_t> event_record{0}, event_query{0}, event_wait{0}, asked_again{0};
   };
 
   static Stream stream_of(StreamId stream) { return reinterpret_cast<Stream>(stream); }
@@ -513,11 +520,25 @@ class Cuda final : public Driver {
     });
   }
 
+  // A timed call that K6 is for; the pauses are no memory time.
+  template <class Function>
+  Status patiently(const char* name, const Function& function) {
+    Status status = timed(name, function);
+    const Nanos end = steady_now() + kPatience;
+    for (Nanos pause = kFirstPause; status.native == kErrorUnknown && steady_now() < end;
+         pause = std::min(2 * pause, kLongestPause)) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
+      ++calls_.asked_again;
+      status = timed(name, function);
+    }
+    return status;
+  }
+
   Status give_access(Addr at, Bytes size, int ordinal) {
     if (!vmm_) return unsupported("cuMemSetAccess");
     if (size == 0) return invalid("cuMemSetAccess");
     const AccessDesc desc{{kLocationDevice, ordinal}, kAccessReadWrite};
-    const Status status = timed("cuMemSetAccess", [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
+    const Status status = patiently("cuMemSetAccess", [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
     if (status.ok()) ++calls_.set_access;
     return status;
   }

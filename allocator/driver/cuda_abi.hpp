@@ -27,6 +27,7 @@ constexpr Result kErrorCaptureUnsupported = 900;  // the first of those that con
 constexpr Result kErrorCaptureImplicit = 906;     // … asked about the legacy stream while another one is captured …
 constexpr Result kErrorCapturedEvent = 907;
 constexpr Result kErrorCaptureWrongThread = 908;  // … and the last
+constexpr Result kErrorUnknown = 999;
 
 constexpr int kAttributeComputeMode = 20;
 constexpr int kAttributeVmm = 102;

@@ -68,6 +68,7 @@ struct SlabTicket {
 struct DriverCounters {
   std::uint64_t reserve = 0, create = 0, map = 0, set_access = 0, unmap = 0, destroy = 0;  // calls
   std::uint64_t event_record = 0, event_query = 0, event_wait = 0;                         // calls
+  std::uint64_t asked_again = 0;  // times that a call was made again because the device answered "unknown error"
   Nanos memory_time_ns = 0;  // creating, mapping, access, unmapping, releasing
   std::uint64_t memory_calls() const { return create + map + set_access + unmap + destroy; }
 };

@@ -417,6 +417,7 @@ def test_counters_count_what_went_well(rig):
     assert rig.stream_wait(0, event) == Code.ok
     delta = {key: value - start[key] for key, value in rig.counters().items()}
     assert delta.pop("memory_time_ns") > 0
+    assert delta.pop("asked_again") == 0 or "cuda" in rig.kind  # a card beside which others work may have to be
     assert delta == {"reserve": 1, "create": 2, "map": 2, "set_access": 1, "unmap": 1, "destroy": 1, "event_record": 1,
                      "event_query": 1, "event_wait": 1, "memory_calls": 7}
 
