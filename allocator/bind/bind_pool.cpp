@@ -69,8 +69,19 @@ TagSet tag_set(const py::object& names) {
   return tags;
 }
 
+SleepRequest sleep_request(const py::object& tags, const py::object& keep, bool drop_untagged) {
+  SleepRequest request;
+  request.everything = tags.is_none();
+  request.tags = tag_set(tags);
+  request.keep_everything = keep.is_none();
+  request.kept = tag_set(keep);
+  request.drop_untagged = drop_untagged;
+  return request;
+}
+
 py::dict report_dict(const SleepReport& r) {
   py::dict d;
+  d["changed"] = r.changed;
   d["memory_bytes"] = r.memory;
   d["copied_bytes"] = r.copied;
   d["dropped_bytes"] = r.dropped;
@@ -332,12 +343,7 @@ void bind_pool(py::module_ m) {
       .def(
           "sleep",
           [](Pool& pool, const py::object& tags, const py::object& keep, bool drop_untagged) {
-            SleepRequest request;
-            request.everything = tags.is_none();
-            request.tags = tag_set(tags);
-            request.keep_everything = keep.is_none();
-            request.kept = tag_set(keep);
-            request.drop_untagged = drop_untagged;
+            const SleepRequest request = sleep_request(tags, keep, drop_untagged);
             SleepReport report;
             {
               py::gil_scoped_release gil;
@@ -349,9 +355,19 @@ void bind_pool(py::module_ m) {
           "Gives memory back and keeps the addresses. tags: what sleeps (None: everything); keep: tags whose contents "
           "are kept beside what is untagged (None: all contents).")
       .def(
+          "refuse_sleep",
+          [](const Pool& pool, const py::object& tags, const py::object& keep, bool drop_untagged) {
+            const SleepRequest request = sleep_request(tags, keep, drop_untagged);
+            py::gil_scoped_release gil;
+            pool.refuse_sleep(request);
+          },
+          py::arg("tags") = py::none(), py::arg("keep") = py::none(), py::arg("drop_untagged") = false,
+          "Raises what sleep() would raise before it changes anything.")
+      .def(
           "wake",
-          [](Pool& pool, const py::object& tags) {
+          [](Pool& pool, const py::object& tags, bool undo) {
             WakeRequest request;
+            request.undo = undo;
             request.everything = tags.is_none();
             request.tags = tag_set(tags);
             SleepReport report;
@@ -361,7 +377,9 @@ void bind_pool(py::module_ m) {
             }
             return report_dict(report);
           },
-          py::arg("tags") = py::none(), "Restores what sleeps at its addresses. tags: what wakes, with the untagged.")
+          py::arg("tags") = py::none(), py::arg("undo") = false,
+          "Restores what sleeps at its addresses. tags: what wakes, with the untagged; undo: what the last sleep() put to "
+          "sleep, and no more.")
       .def("free_host_slabs", &Pool::free_host_slabs, WithoutGil(), "Pinned host memory that holds nothing; bytes.")
       .def("reset_peak_stats", &Pool::reset_peak_stats, WithoutGil())
       .def("reset_accumulated_stats", &Pool::reset_accumulated_stats, WithoutGil())

@@ -160,12 +160,15 @@ class Cuda final : public Driver {
     if (size == 0 || size % granularity_) return invalid("cuMemCreate");
     Allocation native = 0;
     bool exported = exportable_, rdma = rdma_;
+    const Nanos end = steady_now() + kPatience;
     Status status;
     for (;;) {
       const AllocationProp prop = properties(exported, rdma);
-      status = patiently("cuMemCreate", [&] { return cuda_.mem_create(&native, size, &prop, 0); });
+      status = patiently("cuMemCreate", end, [&] { return cuda_.mem_create(&native, size, &prop, 0); });
       if (status.ok() || status.code == Code::out_of_memory || !(exported || rdma)) break;
-      // Some machines (containers, virtual GPUs) report what they then refuse: do without.
+      // Some machines (containers, virtual GPUs) report what they then refuse: do without. What was granted once is not
+      // refused, though, when the card is out of sorts (K6).
+      if (status.native == kErrorUnknown && calls_.create) break;
       if (rdma) rdma = false;
       else exported = false;
     }
@@ -520,11 +523,10 @@ class Cuda final : public Driver {
     });
   }
 
-  // A timed call that K6 is for; the pauses are no memory time.
+  // A timed call that K6 is for, until `end`; the pauses are no memory time.
   template <class Function>
-  Status patiently(const char* name, const Function& function) {
+  Status patiently(const char* name, Nanos end, const Function& function) {
     Status status = timed(name, function);
-    const Nanos end = steady_now() + kPatience;
     for (Nanos pause = kFirstPause; status.native == kErrorUnknown && steady_now() < end;
          pause = std::min(2 * pause, kLongestPause)) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(pause));
@@ -538,7 +540,7 @@ class Cuda final : public Driver {
     if (!vmm_) return unsupported("cuMemSetAccess");
     if (size == 0) return invalid("cuMemSetAccess");
     const AccessDesc desc{{kLocationDevice, ordinal}, kAccessReadWrite};
-    const Status status = patiently("cuMemSetAccess", [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
+    const Status status = patiently("cuMemSetAccess", steady_now() + kPatience, [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
     if (status.ok()) ++calls_.set_access;
     return status;
   }

@@ -3,8 +3,8 @@
 //            in last_violation()) on what D1..D9 forbid, whatever the wrapped driver would have done. It also wants no
 //            event query, map, unmap or copy while a capture is under way on any stream it has seen (so streams must
 //            live as long as it does), and notes when the wrapped driver refuses what the contract allows.
-//   faulty   fails the Nth call of those that can (reserve, create, map, set_access, unmap, slab_alloc, event_record,
-//            host_alloc, the copies, synchronize, exporting and importing), once or from then on.
+//   faulty   fails the Nth call of those that can (all but release_addresses, event_destroy, host_free, close_slab,
+//            set_peer_access, and what tests read and write), once or from then on.
 #pragma once
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 // Fault injection: the Nth call that can fail does, before it reaches the wrapped driver; so it changes nothing (D8).
-// Counted are reserve, create, map, set_access, unmap, slab_alloc, event_record, host_alloc, the copies, synchronize, and
-// what sharing with other processes calls: export_handle, import_handle, export_slab, open_slab.
+// Counted are reserve, create, destroy, map, set_access, unmap, slab_alloc, slab_free, the calls of events but destroying
+// them, host_alloc, the copies, synchronize, and what sharing with other processes calls: export_handle, import_handle,
+// export_slab, open_slab.
 // Everything else passes through.
 // The counters are behind a mutex; the wrapped call is made without it.
 #include <mutex>
@@ -26,6 +27,10 @@ class Faulty final : public Forwarding<FaultyDriver> {
     Status fault;
     return strikes("create", &fault) ? fault : inner_->create(size, out);
   }
+  Status destroy(Handle handle) override {
+    Status fault;
+    return strikes("destroy", &fault) ? fault : inner_->destroy(handle);
+  }
   Status map(Addr at, Bytes size, Handle handle) override {
     Status fault;
     return strikes("map", &fault) ? fault : inner_->map(at, size, handle);
@@ -42,10 +47,30 @@ class Faulty final : public Forwarding<FaultyDriver> {
     Status fault;
     return strikes("slab_alloc", &fault) ? fault : inner_->slab_alloc(size, out);
   }
+  Status slab_free(Addr base) override {
+    Status fault;
+    return strikes("slab_free", &fault) ? fault : inner_->slab_free(base);
+  }
 
+  Status event_create(EventId* out) override {
+    Status fault;
+    return strikes("event_create", &fault) ? fault : inner_->event_create(out);
+  }
   Status event_record(EventId event, StreamId stream) override {
     Status fault;
     return strikes("event_record", &fault) ? fault : inner_->event_record(event, stream);
+  }
+  Status event_query(EventId event) override {
+    Status fault;
+    return strikes("event_query", &fault) ? fault : inner_->event_query(event);
+  }
+  Status event_synchronize(EventId event) override {
+    Status fault;
+    return strikes("event_synchronize", &fault) ? fault : inner_->event_synchronize(event);
+  }
+  Status stream_wait(StreamId stream, EventId event) override {
+    Status fault;
+    return strikes("stream_wait", &fault) ? fault : inner_->stream_wait(stream, event);
   }
 
   Status host_alloc(Bytes size, void** out) override {

@@ -28,6 +28,7 @@ struct Asleep {
   std::vector<BlockId> fillers;
   std::vector<Content> contents;
   Bytes filler_bytes = 0;
+  std::vector<GranuleId> last;  // what the last sleep() put to sleep; may be awake since
   bool everything = false;  // nothing may be handed out
   bool copying = false;     // copies may be under way, since the driver failed when it was asked to wait for them
 };

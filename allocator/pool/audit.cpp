@@ -160,6 +160,11 @@ std::vector<std::string> Pool::audit() const {
     same("bytes of fillers (Y1)", std::int64_t(fillers), std::int64_t(p.asleep.filler_bytes));
     same("reserved bytes (P1)", std::int64_t(reserved), std::int64_t(p.space.reserved()));
     same("reserved bytes in the statistics", std::int64_t(reserved), stats.reserved_bytes[kAll].current);
+    const Bytes small = p.space.arena_bytes(kSmallArena);
+    same("small reserved bytes in the statistics", std::int64_t(small), stats.reserved_bytes[kSmall].current);
+    same("large reserved bytes in the statistics", std::int64_t(reserved - small), stats.reserved_bytes[kLarge].current);
+    same("small segments in the statistics", std::int64_t(p.space.arena_granules(kSmallArena)),
+         stats.segment[kSmall].current);
     same("used bytes of granules", std::int64_t(used), std::int64_t(live + pending + fillers));
 
     Bytes marks = 0, held = 0;

@@ -120,6 +120,7 @@ struct Pool::Impl {
   SleepReport sleep(const SleepRequest& request);
   SleepReport wake(const WakeRequest& request, std::unique_lock<Lock>& lock);
   void refuse_sleep() const;
+  void refuse_pinned(const std::vector<GranuleId>& granules) const;
   void refuse_while_asleep() const;
   bool touches_sleep(const Block& b) const;  // some of its bytes are asleep
   std::vector<GranuleId> falling_asleep(const SleepRequest& request, SleepReport* report) const;

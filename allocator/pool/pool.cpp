@@ -167,7 +167,7 @@ void Pool::Impl::release(BlockId id, LastUse use) {
 }
 
 bool Pool::Impl::free_if_held(Addr address) {
-  if (streams.tick()) progressed();  // may throw: nothing is changed yet
+  if (streams.tick()) progressed();
   BlockId id = held.take(address);
   if (__builtin_expect(id == kNoBlock, 0)) return false;
   Block& b = home.block(id);

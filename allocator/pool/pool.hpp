@@ -99,6 +99,7 @@ class Pool {
   // Gives all physical memory back, or that of some tags, and keeps the addresses; and back again. See sleep.hpp.
   SleepReport sleep(const SleepRequest& request = {});
   SleepReport wake(const WakeRequest& request = {});
+  void refuse_sleep(const SleepRequest& request) const;  // throws what sleep() would before it changes anything
   Bytes free_host_slabs();  // pinned slabs that hold nothing, to the system; returns their bytes
 
   void set_limit(Bytes limit);  // 0 = none

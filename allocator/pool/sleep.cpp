@@ -180,6 +180,13 @@ void Pool::Impl::refuse_sleep() const {
     throw SleepError("dymem: a stream is being captured; call sleep and wake before or after the capture");
 }
 
+void Pool::Impl::refuse_pinned(const std::vector<GranuleId>& granules) const {
+  for (GranuleId g : granules)
+    if (space.granule(g).pins)
+      throw SleepError("dymem: a pinned block cannot sleep, since others use its physical memory; unpin it, or "
+                       "free what was shared with another process, first");
+}
+
 SleepReport Pool::Impl::sleep(const SleepRequest& request) {
   const auto began = std::chrono::steady_clock::now();
   SleepReport report;
@@ -191,10 +198,7 @@ SleepReport Pool::Impl::sleep(const SleepRequest& request) {
   progressed();
   if (request.everything) trim();
   const std::vector<GranuleId> granules = falling_asleep(request, &report);
-  for (GranuleId g : granules)
-    if (space.granule(g).pins)
-      throw SleepError("dymem: a pinned block cannot sleep, since others use its physical memory; unpin it, or "
-                       "free what was shared with another process, first");
+  refuse_pinned(granules);
   // 1. Contents to the host: until here nothing has changed.
   std::vector<Asleep::Content> contents = kept_contents(granules, request, &report);
   const auto pinning = std::chrono::steady_clock::now();
@@ -224,6 +228,8 @@ SleepReport Pool::Impl::sleep(const SleepRequest& request) {
     for (GranuleId g : granules) report.memory += space.granule(g).size;
   }
   asleep.everything = request.everything;
+  asleep.last = granules;
+  report.changed = request.everything || !granules.empty();
   slow_free = debug || !asleep.dormitory.empty();
   device_limit = ~Bytes{0};
   count_reserved();
@@ -275,14 +281,17 @@ bool Pool::Impl::touches_sleep(const Block& b) const {
 // Which sleeping granules wake, and which of them nothing needs any more: all that was held in them was freed.
 void Pool::Impl::waking(const WakeRequest& request, std::vector<GranuleId>* needed, std::vector<GranuleId>* empty) const {
   std::vector<bool> wakes(space.granules()), held(space.granules());
+  if (request.undo)
+    for (GranuleId g : asleep.last)
+      if (g < space.granules() && asleep.dormitory.holds(g)) wakes[g] = true;
   for (GranuleId g = 0; g < space.granules(); g++) {
     if (!asleep.dormitory.holds(g)) continue;
-    wakes[g] = request.everything;
+    if (request.everything && !request.undo) wakes[g] = true;
     each_part(g, [&](BlockId id, Addr, Bytes) {
       const Block* block = holder(id);
       if (!block) return true;
       held[g] = true;
-      if (block->tag == kUntagged || request.tags[block->tag]) wakes[g] = true;
+      if (!request.undo && (block->tag == kUntagged || request.tags[block->tag])) wakes[g] = true;
       return !wakes[g];
     });
     if (!held[g] || !asleep.dormitory.emptied(g)) wakes[g] = true;  // costs nothing, or only mapping
@@ -404,6 +413,13 @@ void Pool::Impl::refuse_while_asleep() const {
 SleepReport Pool::sleep(const SleepRequest& request) {
   std::lock_guard lock(impl_->mutex);
   return impl_->sleep(request);
+}
+
+void Pool::refuse_sleep(const SleepRequest& request) const {
+  std::lock_guard lock(impl_->mutex);
+  impl_->refuse_sleep();
+  SleepReport report;
+  if (!impl_->asleep.everything) impl_->refuse_pinned(impl_->falling_asleep(request, &report));
 }
 
 SleepReport Pool::wake(const WakeRequest& request) {

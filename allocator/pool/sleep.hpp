@@ -33,9 +33,11 @@ struct SleepRequest {
 struct WakeRequest {
   bool everything = true;  // else: what has one of `tags`, and what is untagged
   TagSet tags;
+  bool undo = false;       // instead: what the last sleep() put to sleep, and no more
 };
 
 struct SleepReport {          // bytes and seconds
+  bool changed = false;       // sleep: something fell asleep, or the pool as a whole did, if there was nothing in it
   Bytes memory = 0;           // given back to the device (sleep) or taken from it (wake)
   Bytes copied = 0;           // contents moved to or from the host
   Bytes dropped = 0;          // held blocks whose contents were given up (sleep)

@@ -205,6 +205,7 @@ BlockId Pool::Impl::try_move(int arena, Bytes size, StreamIndex by) {
     if (!s.ok()) {
       home.adopt(from, g);
       DYMEM_CHECK(space.granule(g).home == old, "a granule moved although the move failed");
+      count_reserved();  // those before it changed arenas
       s.expect_ok();
     }
     home.adopt(arena, g);

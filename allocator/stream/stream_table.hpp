@@ -7,6 +7,8 @@
 //   S1  A LastUse is finished once its epoch's event has completed; finished never becomes unfinished.
 //   S2  While only one stream is known no event is recorded for reuse: stream order is enough. (Unmapping needs one.)
 //   S3  usable(use, by) = same stream, or finished, or `by` was made to wait for it.
+//   S4  Looking (tick, poll, close) never fails: what the driver refuses to tell or to record counts as unfinished. Who
+//       waits (synchronize, make_wait) is told of the driver's failure.
 // Lock: the pool's. Cost: usable() is a few loads; close() one event record; poll() one query per stream with
 // unfinished closed epochs.
 #pragma once
@@ -20,13 +22,15 @@
 namespace dymem {
 
 using StreamIndex = std::uint16_t;
-using Epoch = std::uint32_t;
+using Epoch = std::uint64_t;  // of which LastUse keeps 48 bits: nine years of an epoch a microsecond
 
+// In one word: a block has room for no more.
 struct LastUse {
-  StreamIndex stream = 0;
-  Epoch epoch = 0;  // 0 = never used: finished
+  std::uint64_t stream : 16 = 0;  // a StreamIndex
+  std::uint64_t epoch : 48 = 0;   // 0 = never used: finished
   bool operator==(const LastUse& o) const { return stream == o.stream && epoch == o.epoch; }
 };
+static_assert(sizeof(LastUse) == 8);
 
 class StreamTable {
  public:
@@ -70,7 +74,7 @@ class StreamTable {
     return use;
   }
   void close_all();
-  bool poll();                                         // asks the driver; true if some epoch finished
+  bool poll();                                         // asks the driver; true if some epoch was seen finished
   void synchronize(LastUse use);                       // waits on the host until `use` is finished
   void synchronize_all();                              // closes everything, waits for everything
   void make_wait(StreamIndex waiter, StreamIndex on);  // waiter's later work waits for all work on `on` so far

@@ -87,7 +87,8 @@ def sleep(keep: str | Iterable[str] = "host", tags: str | Iterable[str] | None =
 
     Waits for all work first. Sleeping memory must not be used until it is awake; freeing it is fine. What sleeps
     already is left alone. Raises SleepError (a capture is under way, too little host memory, a backing that cannot),
-    and then nothing has changed.
+    and then nothing has changed; only where several devices sleep and the driver or host memory fails one of them
+    half-way may contents that were to be dropped be gone.
     """
     options = {"drop_untagged": keep == "drop"}
     if isinstance(keep, str):
@@ -97,7 +98,8 @@ def sleep(keep: str | Iterable[str] = "host", tags: str | Iterable[str] | None =
     else:
         options["keep"] = _names(keep)
     options["tags"] = None if tags is None else _names(tags)
-    return _on_each("sleep", device, lambda pool: pool.sleep(**options), undo=lambda pool: pool.wake())
+    return _on_each("sleep", device, lambda pool: pool.sleep(**options), undo=lambda pool: pool.wake(undo=True),
+                    first=lambda pool: pool.refuse_sleep(**options))
 
 
 def wake(tags: str | Iterable[str] | None = None, device=None) -> SleepReport:
@@ -107,7 +109,7 @@ def wake(tags: str | Iterable[str] | None = None, device=None) -> SleepReport:
     device  as in sleep().
 
     What is awake is left alone. Raises OutOfMemory if the device or the limit has too little left, and DriverError if
-    the driver fails; everything then stays asleep and whole, and wake() can be called again.
+    the driver fails; that device then stays asleep and whole, others are awake, and wake() can be called again.
     """
     names = None if tags is None else _names(tags)
     return _on_each("wake", device, lambda pool: pool.wake(tags=names))
@@ -128,14 +130,17 @@ def _refuse_capture() -> None:
         raise SleepError("dymem: a stream is being captured; call sleep and wake before or after the capture")
 
 
-def _on_each(action: str, device, call, undo=None) -> SleepReport:
-    """All devices at once, since each has a link of its own; where one fails, those that did sleep are woken. An interrupt
-    waits until all is done, and is such a failure then."""
+def _on_each(action: str, device, call, undo=None, first=None) -> SleepReport:
+    """All devices at once, since each has a link of its own. `first` may refuse before any of them changes; where one fails
+    later, what the others did is undone. An interrupt waits until all is done, and is such a failure then."""
     _refuse_capture()
     began = time.perf_counter()
     pools = _pools(device)
     reports: list = []
     failure: BaseException | None = None
+    if first is not None and len(pools) > 1:
+        for _, pool in pools:
+            first(pool)
     try:
         with held():
             reports, failure = _together(call, [pool for _, pool in pools])
@@ -143,7 +148,7 @@ def _on_each(action: str, device, call, undo=None) -> SleepReport:
         failure = interrupt
     if failure is not None:
         for (_, pool), report in zip(pools, reports):
-            if undo is not None and report is not None and report["memory_bytes"]:
+            if undo is not None and report is not None and report["changed"]:
                 with contextlib.suppress(DymemError):  # the first failure is what the caller is told
                     undo(pool)
         raise failure

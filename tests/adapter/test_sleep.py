@@ -193,3 +193,43 @@ def test_several_devices_sleep_and_wake_together(sleeper):
         _core.abi.driver(2).set_capturing(0, False)
         assert [ctypes.string_at(d.address, 1) for d in held] == [b"\\3", b"\\4"]
     """, conf="driver='emulated', emulated_capacity='64MiB', emulated_devices=3")
+
+
+def test_a_sleep_that_fails_undoes_what_it_did_and_no_more(sleeper):
+    """Whichever device fails, and when: before anything changed (a pinned block), or half-way (the driver)."""
+    sleeper("""
+        with dymem.tagged("weights"):
+            weights = _torch.allocate_on(32 * MiB, device=0)
+        ctypes.memset(weights.address, 5, 32 * MiB)
+        rest = _torch.allocate_on(32 * MiB, device=0)
+        empty = _torch.allocate_on(4 * MiB, device=1)
+        empty.free()
+        last = _torch.allocate_on(4 * MiB, device=2)
+        dymem.sleep(tags="weights", device=0)
+
+        def figures():
+            reserved = lambda d: _core.abi.pool(d).stats()["reserved_bytes"]["all"]["current"]
+            return [(_core.abi.stats(d)["asleep_bytes"], reserved(d)) for d in (0, 2)]
+
+        before = figures()
+        _core.abi.pool(2).pin(last.address)
+        raises(dymem.SleepError, dymem.sleep, "pinned")
+        assert figures() == before
+        _core.abi.pool(2).unpin(last.address)
+        real = dymem.sleeping._pools
+
+        class Fails:
+            refuse_sleep = lambda self, **options: None
+
+            def sleep(self, **options):
+                raise dymem.DriverError("dymem: half-way")
+
+        dymem.sleeping._pools = lambda device: [*real(device), (3, Fails())]
+        raises(dymem.DriverError, dymem.sleep, "half-way")
+        dymem.sleeping._pools = real
+        assert figures() == before
+        for device in (0, 1, 2):
+            _torch.allocate_on(MiB, device=device).free()
+        dymem.wake()
+        assert ctypes.string_at(weights.address, 1) == b"\\5"
+    """, conf="driver='emulated', emulated_capacity='256MiB', emulated_devices=3")

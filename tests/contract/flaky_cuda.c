@@ -1,5 +1,5 @@
-// Stands in for libcuda.so.1 where a test needs a driver that answers "unknown error" for a while: the first FLAKY_TIMES
-// calls of FLAKY_CALL answer FLAKY_CODE. Its memory is numbers; nothing can be read from it or written to it.
+// Stands in for libcuda.so.1 where a test needs a driver that answers "unknown error" for a while: FLAKY_TIMES calls of
+// FLAKY_CALL, the first after FLAKY_AFTER good ones, answer FLAKY_CODE. Its memory is numbers; nothing can be read from it or written to it.
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,7 +8,8 @@ static int calls;
 static int flaky(const char *call) {
   const char *which = getenv("FLAKY_CALL");
   if (!which || strcmp(which, call)) return 0;
-  return calls++ < atoi(getenv("FLAKY_TIMES")) ? atoi(getenv("FLAKY_CODE")) : 0;
+  const int bad = calls++ - atoi(getenv("FLAKY_AFTER"));
+  return bad >= 0 && bad < atoi(getenv("FLAKY_TIMES")) ? atoi(getenv("FLAKY_CODE")) : 0;
 }
 int flaky_calls(void) { return calls; }
 

@@ -25,34 +25,40 @@ def calls_that_can_fail(driver):
     yield "create", code
     yield "map", driver.map(base, unit, handle)
     yield "set_access", driver.set_access(base, unit)
-    _, event = driver.event_create()
+    code, event = driver.event_create()
+    yield "event_create", code
     yield "event_record", driver.event_record(event, 0)
+    yield "event_query", driver.event_query(event)
+    yield "event_wait", driver.stream_wait(0, event)
+    yield "event_synchronize", driver.event_synchronize(event)
     yield "unmap", driver.unmap(base, unit)
-    code, _ = driver.slab_alloc(unit)
+    yield "destroy", driver.destroy(handle)
+    code, slab = driver.slab_alloc(unit)
     yield "slab_alloc", code
+    yield "slab_free", driver.slab_free(slab)
+
+
+CALLS = 13
 
 
 def test_disarmed_it_changes_nothing(faulty):
-    assert [code for _, code in calls_that_can_fail(faulty)] == [Code.ok] * 7
-    assert (faulty.calls(), faulty.failures()) == (7, 0)
+    assert [code for _, code in calls_that_can_fail(faulty)] == [Code.ok] * CALLS
+    assert (faulty.calls(), faulty.failures()) == (CALLS, 0)
 
 
 def test_other_calls_are_not_counted(faulty):
     unit = faulty.granularity
     _, base = faulty.reserve(unit)
-    _, handle = faulty.create(unit)
     _, event = faulty.event_create()
     faulty.fail_nth(1, forever=True)
     before = faulty.calls()
-    assert faulty.destroy(handle) == faulty.release_addresses(base, unit) == Code.ok
-    assert faulty.event_query(event) == faulty.event_synchronize(event) == faulty.stream_wait(0, event) == Code.ok
-    assert faulty.event_destroy(event) == Code.ok
+    assert faulty.release_addresses(base, unit) == faulty.event_destroy(event) == Code.ok
     assert faulty.is_capturing(0) is False and faulty.memory() == (GIB, GIB)
     assert (faulty.calls(), faulty.failures()) == (before, 0)
 
 
 @pytest.mark.parametrize("as_", [Code.failed, Code.out_of_memory])
-@pytest.mark.parametrize("nth", range(1, 8))
+@pytest.mark.parametrize("nth", range(1, CALLS + 1))
 def test_the_nth_call_fails_once_before_it_reaches_the_device(faulty, nth, as_):
     faulty.fail_nth(nth, as_=as_)
     for number, (name, code) in enumerate(calls_that_can_fail(faulty), 1):
@@ -178,5 +184,6 @@ def test_nothing_is_lost_whichever_call_fails(forever, as_):
         assert emulated.memory() == (GIB, GIB)
         if faulty.failures() == before:
             break
-    # reserve, 3 creates, 4 maps, 2 set_access, event_record; then the rollback's 4 unmaps; then clean.
-    assert (failed_runs, nth) == (11, 16)
+    # reserve, 3 creates, 4 maps, 2 set_access, event_create, event_record; then the rollback's 4 unmaps and 3 destroys;
+    # then clean.
+    assert (failed_runs, nth) == (12, 20)

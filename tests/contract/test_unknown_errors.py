@@ -13,7 +13,7 @@ import pytest
 UNKNOWN, NOT_PERMITTED = 999, 800
 
 PROGRAM = """
-import ctypes, time
+import ctypes, sys, time
 from dymem._core import driver as drivers
 device = drivers.make_cuda(0)
 unit = device.granularity
@@ -25,6 +25,8 @@ mapped = device.map(base, unit, handle).name if handle else None
 access = device.set_access(base, unit).name if mapped == "ok" else None
 failure = drivers.last_failure()
 print({"created": created.name, "exported": exported, "mapped": mapped, "access": access, "failure": failure,
+       "more": [(device.create(unit)[0].name, time.monotonic() - start) for _ in range(int(sys.argv[1]))],
+       "last": device.export_handle(device.create(unit)[1])[0].name if int(sys.argv[1]) else None,
        "seconds": time.monotonic() - start, "calls": ctypes.CDLL("libcuda.so.1").flaky_calls(), **device.counters()})
 """
 
@@ -44,9 +46,9 @@ def flaky_cuda(tmp_path_factory):
 def told(flaky_cuda):
     """What a program saw that made one granule accessible: the codes, how often the flaky call was made, the counters."""
 
-    def run(call="", times=0, code=UNKNOWN):
-        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, env={
-            **os.environ, "LD_LIBRARY_PATH": str(flaky_cuda), "FLAKY_CALL": call, "FLAKY_TIMES": str(times),
+    def run(call="", times=0, code=UNKNOWN, after=0, more=0):
+        done = subprocess.run([sys.executable, "-c", PROGRAM, str(more)], capture_output=True, text=True, timeout=60, env={
+            **os.environ, "LD_LIBRARY_PATH": str(flaky_cuda), "FLAKY_CALL": call, "FLAKY_TIMES": str(times), "FLAKY_AFTER": str(after),
             "FLAKY_CODE": str(code)})
         assert done.returncode == 0, done.stderr
         return ast.literal_eval(done.stdout)
@@ -73,6 +75,15 @@ def test_what_does_not_pass_is_told(told):
     assert seen["access"] == "failed" and seen["failure"] == "cuMemSetAccess: 999"
     assert seen["set_access"] == 0 and seen["asked_again"] == seen["calls"] - 1
     assert 2 <= seen["seconds"] and seen["calls"] < 200, "pauses grow: the driver is not hammered"
+
+
+def test_a_longer_outage_ends_no_more_than_the_call(told):
+    """One deadline for all forms of a call, and no form that was granted before is given up for it."""
+    seen = told("cuMemCreate", 75, after=1, more=2)  # two seconds are some fifty calls
+    (first, after_first), (second, after_second) = seen["more"]
+    assert (first, second) == ("failed", "ok")
+    assert 2 <= after_first < 4 and after_second - after_first < 2.5
+    assert seen["exported"] == seen["last"] == "ok"
 
 
 def test_a_mapping_is_not_tried_twice(told):

@@ -131,3 +131,60 @@ def test_a_pool_that_cannot_start_says_so():
         if device.faulty.failures() == 0:
             return
     pytest.fail("making a pool takes 50 driver calls")
+
+
+@pytest.mark.parametrize("code", [CODES.out_of_memory, CODES.failed], ids=["exhausted", "failed"])
+def test_looking_at_what_has_finished_never_fails(code):
+    """Between streams the pool looks now and then; a driver that refuses to tell has not finished, and that is all."""
+    for nth in range(1, CALLS_MAX):
+        device = Device()
+        pool = make_pool(device)
+        model = Model(device, pool)
+        theirs = model.malloc(MIB, 7)  # a second stream is known
+        mine = model.malloc(MIB, 0)
+        model.free(model.malloc(MIB, 0))  # what is asked for from now on is there
+        model.enqueue(7, 40_000_000)
+        model.record_stream(mine, 7)
+        model.free(mine)  # waits for an event: there is something to look for
+        device.faulty.fail_nth(nth, False, code)
+        for _ in range(100):
+            model.advance(1_000_000)  # epochs are due again and again
+            model.free(model.malloc(MIB, 0))
+        failed = device.faulty.failures()
+        device.faulty.disarm()
+        model.free(theirs)
+        model.end()
+        assert pool.audit() == [] and device.violations() == []
+        assert pool.stats()["pending_bytes"]["current"] == 0
+        if not failed:
+            break
+    assert nth > 20, "hardly any call was made: this tests nothing"
+
+
+def test_granules_that_moved_before_a_move_failed_are_counted_where_they_are():
+    """Without aliases a request is met by moving idle granules together, from other arenas, too."""
+    states = set()
+    for nth in range(1, 40):
+        device = Device()
+        pool = make_pool(device, alias=False, limit=8 * MIB)
+        model = Model(device, pool)
+        held = [model.malloc(size, 0) for size in (1024, 2 * MIB, 2 * MIB, 2 * MIB)]
+        for number in (0, 1, 3):
+            model.free(held[number])
+        device.faulty.fail_nth(nth, False, CODES.failed)
+        try:
+            wanted = model.malloc(6 * MIB, 0)
+        except (DriverError, OutOfMemory):
+            wanted = None
+        failed = device.faulty.failures()
+        device.faulty.disarm()
+        assert pool.audit() == []
+        states.add((pool.stats()["reserved_bytes"]["small"]["current"], wanted is not None))
+        for block in (held[2], wanted):
+            if block is not None:
+                model.free(block)
+        model.end()
+        del model, pool
+        if not failed:
+            break
+    assert (0, False) in states, "no call failed between two moves: this tests nothing"

@@ -9,7 +9,7 @@ import pytest
 from dymem import sleeping
 from dymem.errors import SleepError
 
-REPORT = {"memory_bytes": 1, "copied_bytes": 0, "dropped_bytes": 0, "stayed_bytes": 0, "copy_seconds": 0.0,
+REPORT = {"changed": True, "memory_bytes": 1, "copied_bytes": 0, "dropped_bytes": 0, "stayed_bytes": 0, "copy_seconds": 0.0,
           "host_seconds": 0.0}
 
 
@@ -21,6 +21,9 @@ class Pool:
         self.before()
         self.asleep = True
         return REPORT
+
+    def refuse_sleep(self, **options):
+        pass
 
     def wake(self, **options):
         self.before()
@@ -62,6 +65,8 @@ from dymem import sleeping
 class Pool:
     def sleep(self, **options):
         return {REPORT!r}
+    def refuse_sleep(self, **options):
+        pass
 sleeping._pools = lambda device: [(0, Pool()), (1, Pool())]
 atexit.register(lambda: print(sleeping.sleep().devices))
 """
@@ -92,7 +97,7 @@ def test_an_interrupt_wakes_those_that_slept(on_pools, count):
     pools = on_pools(*(Pool() for _ in range(count - 1)), Pool(interrupt))
     slept = []
     for pool in pools:
-        pool.wake = lambda pool=pool: slept.append(pool.asleep) or setattr(pool, "asleep", False)
+        pool.wake = lambda undo, pool=pool: slept.append(pool.asleep) or setattr(pool, "asleep", False)
     try:
         with pytest.raises(KeyboardInterrupt):
             sleeping.sleep()
