@@ -1,15 +1,27 @@
 // Stands in for libcuda.so.1 where a test needs a driver that answers "unknown error" for a while: FLAKY_TIMES calls of
-// FLAKY_CALL, the first after FLAKY_AFTER good ones, answer FLAKY_CODE. Its memory is numbers; nothing can be read from it or written to it.
+// FLAKY_CALL, the first after FLAKY_AFTER good ones, answer FLAKY_CODE; all those within FLAKY_SECONDS of the first, if
+// that is set. Its memory is numbers; nothing can be read from it or written to it.
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int calls;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec + 1e-9 * t.tv_nsec;
+}
 
 static int flaky(const char *call) {
   const char *which = getenv("FLAKY_CALL");
   if (!which || strcmp(which, call)) return 0;
   const int bad = calls++ - atoi(getenv("FLAKY_AFTER"));
-  return bad >= 0 && bad < atoi(getenv("FLAKY_TIMES")) ? atoi(getenv("FLAKY_CODE")) : 0;
+  static double began;
+  if (bad == 0) began = now();
+  const char *seconds = getenv("FLAKY_SECONDS");
+  const int lasts = seconds ? now() - began < atoi(seconds) : bad < atoi(getenv("FLAKY_TIMES"));
+  return bad >= 0 && lasts ? atoi(getenv("FLAKY_CODE")) : 0;
 }
 int flaky_calls(void) { return calls; }
 
