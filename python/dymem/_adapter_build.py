@@ -31,8 +31,9 @@ from types import ModuleType
 from typing import IO
 
 from dymem._paths import PACKAGE, source_dir
+from dymem.dying import CANNOT_START, WHY_NOT, dying_whole
 from dymem.errors import InstallError
-from dymem.interrupts import held
+from dymem.interrupts import held, undone_first
 
 MODULE = "dymem._torch"
 TORCH_OLDEST = (2, 11)
@@ -70,7 +71,8 @@ def load(torch: ModuleType) -> ModuleType:
         if (module := _load_built(folder)) is not None:  # another process built it meanwhile
             return module
         _announce(torch, folder)
-        _build(torch, sources, folder)
+        with undone_first():
+            _build(torch, sources, folder)
         if (module := _load_built(folder, complain=True)) is not None:
             return module
     raise InstallError(f"the adapter in {folder} changed as soon as it was built: is something else writing there?")
@@ -186,7 +188,8 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
         raise InstallError(f"the adapter for torch {torch.__version__} could not be written to {folder}: {error}; set "
                            "DYMEM_CACHE to a folder with room that this user may write to.") from error
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with held():
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> None:
@@ -217,8 +220,8 @@ def _at_once() -> int:
 
 
 def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tuple[int, str]]:
-    """The exit code of each command, negative for a signal, and what it printed. An exception leaves none running; a signal
-    that kills this process leaves each to its end."""
+    """The exit code of each command, negative for a signal, and what it printed. An exception leaves none running, nor does
+    whatever kills this process: all are started by the thread that waits for them, and die with it."""
     environment = {**os.environ, "LC_ALL": "C"}
     results: list[tuple[int, str]] = [(0, "")] * len(commands)
     waiting = list(range(len(commands)))
@@ -236,24 +239,34 @@ def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tup
                         said[number].seek(0)
                         results[number] = job.returncode, said[number].read().decode(errors="replace")
                         del running[number]
+                        _check_started(commands[number], *results[number])
                 time.sleep(0.02)
         finally:
-            for job in running.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-            for job in running.values():
-                job.wait()
+            with held():  # whoever is impatient presses twice
+                for job in running.values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(job.pid, signal.SIGKILL)
+                for job in running.values():
+                    job.wait()
     return results
 
 
 def _started(command: list[str], said: IO[bytes], environment: dict[str, str]) -> subprocess.Popen:
     """In a session of its own: killing a compiler's driver alone would leave the compiler proper behind."""
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+        return subprocess.Popen(dying_whole(command), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                                 env=environment, start_new_session=True)
-    except OSError as error:  # an executable file that is no program
-        raise InstallError(f"the compiler {command[0]} does not run ({error.strerror}): install g++ 11 or newer, or set CXX to "
-                           "a compiler.") from error
+    except OSError as error:
+        raise _does_not_run(command, error.strerror) from error
+
+
+def _check_started(command: list[str], code: int, text: str) -> None:
+    if code == CANNOT_START and text.startswith(WHY_NOT):  # an executable file that is no program
+        raise _does_not_run(command, text.removeprefix(WHY_NOT).strip())
+
+
+def _does_not_run(command: list[str], why: str) -> InstallError:
+    return InstallError(f"the compiler {command[0]} does not run ({why}): install g++ 11 or newer, or set CXX to a compiler.")
 
 
 def find_compiler() -> list[str]:

@@ -1,4 +1,5 @@
-"""How the adapter's files are compiled: no more at once than fit, a compiler that was killed again, none left."""
+"""How the adapter's files are compiled: no more at once than fit, a compiler that was killed again, none left, whatever
+ends the process that builds."""
 
 import os
 import signal
@@ -117,6 +118,77 @@ except KeyboardInterrupt:
         assert process.communicate(timeout=120)[0] == "stopped\n"
         assert all([gone(pid) for pid in pids])
     finally:
+        for pid in pids:
+            if not gone(pid, 0):
+                os.kill(pid, signal.SIGKILL)
+
+
+# --- a whole build, of a torch that is none, by compilers that hang; each says who it and its child are
+
+NEVER_DONE = HANGS.replace('"pids.part-" + sys.argv[1]', '"part-%d" % os.getpid()').replace(
+    '"pids-" + sys.argv[1]', '"pids-%d" % os.getpid()')
+BUILD = """
+import os, signal, sys, threading
+from types import SimpleNamespace
+from dymem import _adapter_build
+os.sched_getaffinity = lambda pid: {{0, 1}}
+_adapter_build._cuda_includes = lambda package: []
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+torch = SimpleNamespace(__version__="2.11.0", __file__=__file__, _C=SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True),
+                        version=SimpleNamespace(cuda="13.0", git_version="none"))
+def build():
+    _adapter_build.load(torch)
+{how}
+"""
+CATCHES = """
+try:
+    build()
+except KeyboardInterrupt:
+    print("interrupted", signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
+HANDLES = """
+def handler(number, frame):
+    print("handled")
+    sys.exit(7)
+signal.signal(signal.SIGTERM, handler)
+try:
+    build()
+finally:
+    print(signal.getsignal(signal.SIGTERM) is handler)
+"""
+ON_A_THREAD = "thread = threading.Thread(target=build)\nthread.start()\nthread.join()"
+
+
+@pytest.mark.parametrize("how, number, code, told", [
+    (CATCHES, signal.SIGTERM, -signal.SIGTERM, ""), (CATCHES, signal.SIGHUP, -signal.SIGHUP, ""),
+    (CATCHES, signal.SIGINT, 0, "interrupted True\n"), (HANDLES, signal.SIGTERM, 7, "handled\nTrue\n"),
+    (CATCHES, signal.SIGKILL, -signal.SIGKILL, ""), (ON_A_THREAD, signal.SIGTERM, -signal.SIGTERM, "")],
+    ids=["SIGTERM", "SIGHUP", "SIGINT", "handler", "SIGKILL", "thread"])
+def test_whatever_ends_a_build_leaves_nothing_of_it(root, tmp_path, how, number, code, told):
+    (tmp_path / "compiler").write_text(f"#!{sys.executable}\n{NEVER_DONE}")
+    (tmp_path / "compiler").chmod(0o755)
+    (tmp_path / "build.py").write_text(BUILD.format(how=how))
+    process = subprocess.Popen([sys.executable, "build.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, env={**os.environ, "PYTHONPATH": str(root / "python"),
+                                               "CXX": str(tmp_path / "compiler"), "DYMEM_CACHE": str(tmp_path / "cache")})
+    pids = []
+    try:
+        until = time.monotonic() + 120
+        while len(files := list(tmp_path.glob("pids-*"))) < 2 and time.monotonic() < until and process.poll() is None:
+            time.sleep(0.01)
+        pids = [int(pid) for path in files for pid in path.read_text().split()]
+        assert len(pids) == 4, "the compilers did not start"
+        assert list(tmp_path.glob("cache/adapter/*/building-*"))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, out) == (code, told) and "Traceback" not in err, err
+        assert all([gone(pid) for pid in pids])
+        caught = number != signal.SIGKILL and how is not ON_A_THREAD  # else the next build takes the folder away
+        assert bool(list(tmp_path.glob("cache/adapter/*/building-*"))) is not caught
+    finally:
+        process.kill()
         for pid in pids:
             if not gone(pid, 0):
                 os.kill(pid, signal.SIGKILL)

@@ -179,6 +179,14 @@ def test_options_win_over_the_environment(stage):
     assert said(run)[1] == "installed limit:1073741824,alias:off"
 
 
+def test_an_interrupt_while_the_adapter_is_built_is_one_sentence(stage, tmp_path):
+    hook = tmp_path / "lib" / "sitecustomize.py"
+    hook.write_text(hook.read_text().split("    dymem.install")[0] + "    def stop(): raise KeyboardInterrupt\n"
+                    "    dymem.install = stop\n")
+    run = stage("script.py", script="import torch\nprint('used')\n")
+    assert run.returncode == 130 and run.stderr == "dymem: stopped.\n" and "used" not in run.stdout
+
+
 def test_exit_code_is_the_scripts(stage):
     assert stage("script.py", script="raise SystemExit(7)\n").returncode == 7
 

@@ -13,7 +13,8 @@ from processes import gone
 
 from dymem.compare import ending, script
 from dymem.compare.turns import Turns
-from dymem.interrupts import held
+from dymem.dying import dying_with_this
+from dymem.interrupts import Stopped, held, stoppable
 
 SLEEP = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 # As torchrun starts ranks; then one whose parent has ended, as daemons do; who they are is in the file.
@@ -123,19 +124,19 @@ def test_a_script_dies_with_who_runs_it(write, pids):
 
 
 def test_a_script_is_not_begun_where_who_runs_it_has_gone(tmp_path):
-    command = ending.dying_with_this([sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"])
+    command = dying_with_this([sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'w')"])
     assert subprocess.run(command).returncode == 0 and (tmp_path / "ran").exists()
     (tmp_path / "ran").unlink()
     stranger = [str(os.getppid()) if word == str(os.getpid()) else word for word in command]
     assert subprocess.run(stranger).returncode == 1 and not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("number, raised", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, ending.Stopped)])
+@pytest.mark.parametrize("number, raised", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Stopped)])
 def test_a_signal_that_is_held_is_met_at_the_end_of_the_block(number, raised, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     reached = []
     try:
-        with ending.stoppable():
+        with stoppable():
             with pytest.raises(raised):
                 with held():
                     signal.raise_signal(number)
@@ -149,7 +150,7 @@ def test_a_signal_that_is_held_is_met_at_the_end_of_the_block(number, raised, mo
 def test_signals_are_as_they_were_and_ignored_ones_stay_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
-        with ending.stoppable():
+        with stoppable():
             with held():
                 signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -41,6 +41,9 @@ def _install():
                 dymem.install()
         except dymem.DymemError as error:
             raise SystemExit(f"dymem: {error}") from None
+        except KeyboardInterrupt:  # while the adapter is built: where in dymem that was tells nobody anything
+            print("dymem: stopped.", file=sys.stderr)
+            raise SystemExit(130) from None
     finally:
         os.environ[_SWITCH] = "1"
 

@@ -17,9 +17,9 @@ from dymem.cli.page import write_page
 from dymem.cli.replay_workers import replay_apart
 from dymem.cli.tables import compare_table
 from dymem.compare import card, pictures, training
-from dymem.compare.ending import stoppable
 from dymem.config import Config
 from dymem.errors import InvalidArgument, MissingPackage
+from dymem.interrupts import stoppable
 from dymem.replaying import LAG_MS, lag_ns
 from dymem.plotting import needs
 from dymem.trace import name_of

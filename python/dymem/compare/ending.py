@@ -1,8 +1,9 @@
-"""Programs of others, run so that nothing of them is left: not when they hang, nor when this process is told to end.
+"""Programs of others, run so that nothing of them is left: not when they hang, nor when this process is told to end
+(dymem.interrupts.stoppable has it end what it runs).
 
 What holds: after `end_all` no process of the program is there, nor one that its processes started, in whatever session,
 but for those that the kernel does not let go in time. If this process is killed by a signal that nobody can meet, the
-first process of the program dies with it; its children then find out by themselves. All of it needs Linux: elsewhere
+first process of the program dies with it (dymem.dying); its children then find out by themselves. All of it needs Linux: elsewhere
 only the program's own process group is ended.
 """
 
@@ -13,57 +14,14 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import Iterator, Sequence
-
-from dymem.interrupts import in_main_thread
+from typing import Iterator
 
 SECONDS = 20.0  # for what was killed to be gone: memory of a card takes its time
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
-# In a small process that becomes the program: between fork and exec there may be no Python where there are threads.
-_START = """
-import os, sys
-try:
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-    if os.getppid() != int(sys.argv[1]):  # it was gone before
-        os._exit(1)
-except (ImportError, OSError, AttributeError):
-    pass
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
 Identity = tuple[int, str]  # a process's number and when it was started: numbers are given again
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal that asks this process to end, met as Ctrl-C is."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Stopped in the block, unless whoever started this process had them ignored."""
-    def stop(number: int, _: FrameType | None) -> None:
-        raise Stopped(number)
-
-    with contextlib.ExitStack() as stack:
-        for number in (signal.SIGTERM, signal.SIGHUP) if in_main_thread() else ():
-            if signal.getsignal(number) is signal.SIG_DFL:
-                stack.callback(signal.signal, number, signal.signal(number, stop))
-        yield
-
-
-def dying_with_this(command: Sequence[str]) -> list[str]:
-    """The command, whose process dies when the thread that starts it does."""
-    return [sys.executable, "-I", "-S", "-c", _START, str(os.getpid()), *command]
 
 
 # --- what a program started

@@ -20,6 +20,7 @@ from typing import IO, Callable, Sequence
 
 from dymem._paths import PACKAGE
 from dymem.compare import ending, figures, observe
+from dymem.dying import dying_with_this
 from dymem.compare.together import Run
 from dymem.compare.training import row_of
 from dymem.compare.turns import TAIL
@@ -142,7 +143,7 @@ def _code_of(command: Sequence[str], seconds: float, said: IO[bytes], environmen
     with ending.adopting() as before:
         try:
             with held():  # else Ctrl-C could fall between a process that runs and a name for it
-                process = subprocess.Popen(ending.dying_with_this(command), stdin=subprocess.DEVNULL, stdout=said,
+                process = subprocess.Popen(dying_with_this(command), stdin=subprocess.DEVNULL, stdout=said,
                                            stderr=subprocess.STDOUT, env=environment, start_new_session=True)
             return process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from typing import Iterable
 
 from dymem._paths import PACKAGE
 from dymem.config import ENVIRONMENT, Config
+from dymem.dying import dying_with_this
 from dymem.rivals.allocator import Allocator
 from dymem.rivals.of_torch import start_over, torch_usage
 
@@ -59,13 +60,13 @@ def build_adapter(allocators: Iterable[Allocator]) -> None:
     if not any(isinstance(allocator, Dymem) for allocator in allocators):
         return
     path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen([sys.executable, "-c", _BUILD], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    child = subprocess.Popen(dying_with_this([sys.executable, "-c", _BUILD]), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                              env={**os.environ, "PYTHONPATH": path})
     try:
         child.wait()
     except BaseException:
         try:
-            child.send_signal(signal.SIGINT)  # it ends its compilers first; killed, it would leave them behind
+            child.send_signal(signal.SIGINT)  # it takes away what it has half built first
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5)
         finally:
