@@ -57,8 +57,6 @@ def side_by_side_table(row: Mapping) -> Table:
                 f"bound. Calls of the allocator in a step, its calls of the driver in the whole run. {NOTHING}: it cannot "
                 "tell.")
     table.collapse_padding = True
-    for column in table.columns:
-        column.no_wrap = True
     for name in row["allocators"]:
         cell = row[name]
         step = _failed(cell) if "error" in cell else _number(cell["step_ms"], ",.1f")

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dymem.cli.fitting import as_lines, fitted
 from dymem.errors import DymemError, InvalidArgument
 from dymem.writing import write_bytes
 
@@ -75,10 +76,14 @@ def complain(sentence: object) -> None:
     err.print(f"dymem: {sentence}", markup=False)
 
 
-def show(table: Table, markdown: bool) -> None:
-    """On the screen as wide as that is; as Markdown a line for each row, whatever the width."""
+def show(table: Table, markdown: bool = False) -> None:
+    """On the screen as wide as that is, where all of it can be read; as Markdown a line for each row, whatever the width."""
     if not markdown:
-        out.print(table)
+        if (narrow := fitted(table, out.width)) is not None:
+            out.print(narrow)
+        else:
+            out.print(as_lines(table), soft_wrap=True)
+            out.print()
         return
     table.box, table.title, table.caption, table.show_edge, table.pad_edge = box.MARKDOWN, None, None, True, True
     wide = Console(width=10 * WIDE, color_system=None, highlight=False)

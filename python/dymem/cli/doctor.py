@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dymem import __version__
-from dymem.cli.console import complain, files_before, out, progress, write_json
+from dymem.cli.console import complain, files_before, out, progress, show, write_json
 from dymem.doctor import adapters, cards, costs, software
 from dymem.doctor.finding import Finding
 from dymem.errors import DymemError, InvalidArgument
@@ -43,7 +43,7 @@ def main(json_file: Path | None = None, calibrate: bool = False) -> int:
 
 
 def _tell(findings: list[Finding], ready: bool) -> None:
-    out.print(_table(findings))
+    show(_table(findings))
     out.print("dymem can serve PyTorch here." if ready else
               "dymem cannot serve PyTorch here yet (replay, compare, stress and plot work without a GPU).")
 
@@ -73,19 +73,24 @@ def _json(finding: Finding) -> dict:
 def _table(findings: list[Finding]) -> Table:
     title = Text(f"dymem on {platform.node()}, Python {platform.python_version()} ({sys.executable})")
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    found, advice = _widths(findings)
-    for name, width in (("", 2), ("what", None), ("found", found), ("what to do", advice)):
+    widths = _widths(findings)
+    for name, width in zip(("", "what", "found", "what to do"), (2, None, *(widths or (None, None)))):
         table.add_column(name, overflow="fold", width=width, no_wrap=name == "what")
     for finding in findings:
         sign = "[green]ok[/green]" if finding.ok else "[red]no[/red]" if finding.needed else "[yellow]--[/yellow]"
-        table.add_row(sign, finding.what, Text(at_slashes(finding.state, found)),
-                      Text(at_slashes(finding.advice, advice)))  # text from elsewhere is no markup
+        texts = finding.state, finding.advice
+        if widths is not None:
+            texts = (at_slashes(text, width) for text, width in zip(texts, widths))
+        table.add_row(sign, finding.what, *map(Text, texts))  # text from elsewhere is no markup
     return table
 
 
-def _widths(findings: list[Finding]) -> tuple[int, int]:
-    """Columns for what was found and what to do: as wide as needed, or what the screen has, shared out."""
-    room = max(24, out.width - 2 - max(len(finding.what) for finding in findings) - 13)  # 13: what lies between columns
+def _widths(findings: list[Finding]) -> tuple[int, int] | None:
+    """Columns for what was found and what to do: as wide as needed, or what the screen has, shared out; None if it has too
+    little for either."""
+    room = out.width - 2 - max(len(finding.what) for finding in findings) - 13  # 13: what lies between columns
+    if room < 24:
+        return None
     found, advice = (max(len(text) for text in texts) for texts in zip(*((f.state, f.advice) for f in findings)))
     advice = min(max(advice, 10), max(room - found, room * 2 // 5))
     return min(found, room - advice), advice

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dymem.cli.console import chosen, complain, out, progress
+from dymem.cli.console import chosen, complain, out, progress, show
 from dymem.cli.replay import parse_limit
 from dymem.cli.environment import replay_keys
 from dymem.config import format_bytes
@@ -180,7 +180,7 @@ def _print(title: str, head, body) -> None:
         table.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in body:
         table.add_row(*(Text(_printable(cell)) for cell in row))
-    out.print(table)
+    show(table)
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from dymem import __version__
-from dymem.cli.console import BROKEN, complain, err, files_before, out, progress, write_json
+from dymem.cli.console import BROKEN, complain, err, files_before, progress, show, write_json
 from dymem.cli.environment import replay_keys
 from dymem.config import Config, parse_bytes, shortened
 from dymem.errors import DymemError, InvalidArgument
@@ -82,7 +82,7 @@ def tell(results: list[dict], bad: list[dict]) -> None:
     for each in bad:
         complain(each["error"])
     if results:
-        out.print(table(results))
+        show(table(results))
         explain(results)
 
 
