@@ -28,7 +28,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Callable, Iterator
 
 from dymem._paths import PACKAGE, source_dir
 from dymem.dying import CANNOT_START, WHY_NOT, dying_whole
@@ -42,6 +42,7 @@ FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-pthread", "-Wno-attributes"
 LIBRARIES = ["-l:libdymem.so", "-lc10", "-lc10_cuda", "-ltorch_cuda"]
 _HEADERS = {"cuda_runtime_api.h": "nvidia-cuda-runtime", "crt/host_defines.h": "nvidia-cuda-crt"}
 ONE_TAKES = 10**9  # bytes: what a compilation has been seen to need, and some more
+CORE_SECONDS, ONE_FILE_SECONDS = 180, 30  # of all compilations together, and of the longest, on a core of a server
 _MEMORY = Path("/proc/meminfo")
 # g++ and clang++ end with a code of their own when the compiler proper, their child, is killed.
 _KILLED = re.compile("signal terminated program|internal compiler error: Killed|unable to execute command: Killed")
@@ -149,7 +150,14 @@ def _announce(torch: ModuleType, folder: Path) -> None:
         line = f"torch is now {torch.__version__}, the adapter was built for {before}: building it again"
     else:
         line = f"building its adapter for torch {torch.__version__}"
-    print(f"dymem: {line} (once, about a minute)", file=sys.stderr, flush=True)
+    print(f"dymem: {line} (once, {how_long()})", file=sys.stderr, flush=True)
+
+
+def how_long() -> str:
+    """What building takes on this machine, for a sentence: "about 90 s on 2 cores"."""
+    cores = _at_once()
+    seconds = max(ONE_FILE_SECONDS, round(CORE_SECONDS / cores, -1))
+    return f"about {seconds:.0f} s on {cores} core{'s' if cores > 1 else ''}"
 
 
 def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
@@ -194,7 +202,8 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
 
 def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> None:
     """Runs the commands; what they print goes to the log, and the first error into the exception."""
-    results = _together(commands, _at_once(), log.parent)
+    with _counted(len(commands)) as tell:
+        results = _together(commands, _at_once(), log.parent, tell)
     for number, (code, text) in enumerate(results):
         if code < 0 or (code > 0 and _KILLED.search(text)):  # memory ran out, as a rule: alone it may have enough
             results[number], = _together([commands[number]], 1, log.parent)
@@ -209,6 +218,28 @@ def _run_all(torch: ModuleType, commands: list[list[str]], out, log: Path) -> No
                            f"said is in {log}.")
 
 
+@contextlib.contextmanager
+def _counted(files: int) -> Iterator[Callable[[int], None]]:
+    """Says how many are done, on one line that goes when all are; only on a terminal, and not of one file."""
+    def tell(done: int) -> None:
+        _rewrite(f"dymem: {done} of {files} files")
+
+    if files == 1 or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    tell(0)
+    try:
+        yield tell
+    finally:
+        _rewrite("")
+
+
+def _rewrite(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal has gone: that is no reason not to build
+        sys.stderr.write(f"\r\033[K{line}")
+        sys.stderr.flush()
+
+
 def _at_once() -> int:
     """How many compilations this machine has cores and memory for."""
     cores = len(os.sched_getaffinity(0))
@@ -219,7 +250,8 @@ def _at_once() -> int:
     return max(1, min(cores, free // ONE_TAKES))
 
 
-def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tuple[int, str]]:
+def _together(commands: list[list[str]], at_once: int, folder: Path,
+              tell: Callable[[int], None] = lambda done: None) -> list[tuple[int, str]]:
     """The exit code of each command, negative for a signal, and what it printed. An exception leaves none running, nor does
     whatever kills this process: all are started by the thread that waits for them, and die with it."""
     environment = {**os.environ, "LC_ALL": "C"}
@@ -240,6 +272,7 @@ def _together(commands: list[list[str]], at_once: int, folder: Path) -> list[tup
                         results[number] = job.returncode, said[number].read().decode(errors="replace")
                         del running[number]
                         _check_started(commands[number], *results[number])
+                        tell(len(commands) - len(waiting) - len(running))
                 time.sleep(0.02)
         finally:
             with held():  # whoever is impatient presses twice

@@ -26,7 +26,8 @@ def install(config: Config | Mapping[str, object] | str | None = None, **keys: o
 
     `config` is a Config, a mapping or the text of DYMEM_CONF; without one, DYMEM_CONF is used. `keys` (limit="20GiB",
     trace=True, ...) are set on top of it. Installing again with the same configuration does nothing, with another one
-    raises InstallError. The first call on a machine compiles the adapter, which takes about a minute.
+    raises InstallError. The first call on a machine compiles the adapter: about three minutes of one core's time,
+    shared by the cores that there are.
     """
     global _installed
     wanted = _configuration(config, keys)

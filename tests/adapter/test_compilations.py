@@ -1,6 +1,7 @@
 """How the adapter's files are compiled: no more at once than fit, a compiler that was killed again, none left, whatever
 ends the process that builds."""
 
+import io
 import os
 import signal
 import subprocess
@@ -121,6 +122,26 @@ except KeyboardInterrupt:
         for pid in pids:
             if not gone(pid, 0):
                 os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("cores, memory, words", [
+    (1, "", "about 180 s on 1 core"), (2, "", "about 90 s on 2 cores"), (64, "", "about 30 s on 64 cores"),
+    (8, "MemAvailable: 2500000 kB", "about 90 s on 2 cores")])
+def test_how_long_it_takes_goes_by_the_machine(monkeypatch, tmp_path, cores, memory, words):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    (tmp_path / "meminfo").write_text(memory)
+    monkeypatch.setattr(_adapter_build, "_MEMORY", tmp_path / "meminfo")
+    assert _adapter_build.how_long() == words
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_is_told_how_many_are_done_on_one_line(compile_all, monkeypatch, terminal):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
+    compile_all("", 3)
+    lines = [f"dymem: {done} of 3 files" for done in range(4)] + [""]
+    assert stderr.getvalue() == ("".join(f"\r\033[K{line}" for line in lines) if terminal else "")
 
 
 # --- a whole build, of a torch that is none, by compilers that hang; each says who it and its child are

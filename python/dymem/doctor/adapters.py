@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 
-from dymem._adapter_build import cache_folder
+from dymem._adapter_build import cache_folder, how_long
 from dymem.doctor.finding import Finding
 from dymem.doctor.software import torch_version
 from dymem.errors import InstallError
@@ -40,8 +40,8 @@ def check_adapter() -> Finding:
         return Finding("adapter", f"built for torch {version} ({detail}), in {folder}", True, needed=False, facts=facts)
     versions = sorted({stamp["torch"].split("+")[0] for stamp in stamps})
     others = f"built for torch {', '.join(versions)}" if versions else f"not built yet, in {folder}"
-    return Finding("adapter", others, False, "Nothing: the first install() builds it, in about a minute.", needed=False,
-                   facts=facts)
+    return Finding("adapter", others, False, f"Nothing: the first install() builds it, in {how_long()}.",
+                   needed=False, facts=facts)
 
 
 def check_cache() -> Finding:
