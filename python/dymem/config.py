@@ -7,6 +7,7 @@ the two lists equal. Pure Python: nothing is loaded, so a configuration can be m
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from typing import Callable, Mapping
@@ -19,8 +20,11 @@ _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40
 _SIZE_MAX = 1 << 46  # kRequestMax: what no device has
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from "20GiB", "512MiB", "1.5GiB", "20GB" (decimal) or a plain number; "none" is 0."""
+def parse_bytes(text: str | int | float) -> int:
+    """Bytes from "20GiB", "512MiB", "1.5GiB", "20GB" (decimal) or a plain number; "none" is 0. A float (0.9 * the card's
+    memory) is rounded down."""
+    if isinstance(text, float):
+        return _whole_bytes(text)
     word = _words(text).strip().lower()
     if word == "none":
         return 0
@@ -32,6 +36,16 @@ def parse_bytes(text: str | int) -> int:
     if value > _SIZE_MAX:  # infinite too
         raise ConfigError(f"'{shortened(text)}' is more memory than any device has; write for example 20GiB.")
     return int(value + 0.5)
+
+
+def _whole_bytes(value: float) -> int:
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{value} is no number of bytes; give one that is finite and not negative, or text as '20GiB'.")
+    if 0 < value < 1:  # rounded down it would be no limit at all
+        raise ConfigError(f"{value} is less than a byte; a share of a card is given in bytes: {value} times its memory.")
+    if value > _SIZE_MAX:
+        raise ConfigError(f"{value} bytes are more memory than any device has; write for example 20GiB.")
+    return int(value)
 
 
 _TOO_LONG = "a number of thousands of digits"  # more than Python writes: str() and repr() raise
@@ -93,7 +107,7 @@ def _count(text: str | int) -> int:
     return int(text)
 
 
-def _capacity(text: str | int) -> int:
+def _capacity(text: str | int | float) -> int:
     if (value := parse_bytes(text)) == 0:
         raise ConfigError("a device needs some memory; write for example 8GiB.")
     return value
@@ -116,7 +130,7 @@ def _key(default, parse, help: str):
 class Config:
     """The configuration of dymem; every value has a default that needs no thought.
 
-    Byte values also take text ("20GiB"); switches also take "on" and "off".
+    Byte values also take text ("20GiB") and floats, which are rounded down; switches also take "on" and "off".
     """
 
     limit: int = _key(0, parse_bytes, "Bytes that dymem may hold of each device; 0 = no limit.")

@@ -110,6 +110,32 @@ def test_bytes_are_exact_without_a_unit():
     assert parse_bytes(str(2**46 - 1)) == 2**46 - 1
 
 
+BYTES = ["limit", "grow_slack", "emulated_capacity"]
+
+
+@pytest.mark.parametrize("key", BYTES)
+def test_floats_are_bytes_rounded_down(key):
+    assert getattr(Config(**{key: 1e9}), key) == 10**9 and getattr(Config(**{key: 0.9 * 1001}), key) == 900
+    config = Config(**{key: 2.5 * (1 << 30)})
+    assert type(getattr(config, key)) is int and Config.from_conf(config.to_conf()) == config
+
+
+@pytest.mark.parametrize("key", BYTES)
+@pytest.mark.parametrize("value, words", [(float("nan"), "nan is no number of bytes"), (float("inf"), "inf is no number"),
+                                          (-1.0, "-1.0 is no number of bytes; give one that is finite and not negative"),
+                                          (0.9, "0.9 times its memory"), (1e300, "more memory than any device has")])
+def test_floats_that_are_no_bytes_are_refused(key, value, words):
+    with pytest.raises(dymem.ConfigError, match=f"^{key}: ") as error:
+        Config(**{key: value})
+    assert words in str(error.value)
+
+
+def test_no_bytes_are_no_limit_but_no_device():
+    assert Config(limit=0.0).limit == 0
+    with pytest.raises(dymem.ConfigError, match="a device needs some memory"):
+        Config(emulated_capacity=0.0)
+
+
 def test_who_wrote_it_is_named(monkeypatch):
     """What was an argument is not blamed on the environment."""
     with pytest.raises(dymem.ConfigError) as error:
