@@ -7,6 +7,7 @@ file in a folder that takes no new ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -69,10 +70,20 @@ def _same(path: Path, other: Path) -> bool:
         return False
 
 
-def check_folder(path: Path | None, option: str) -> None:
-    """Can files be written in that folder? It is made if it is not there; `option` is what named it."""
-    if path is None:
-        return
+def check_folder(path: Path, option: str) -> None:
+    """Can files be written in that folder? Tried, where it is not there by making it; nothing is left behind. `option` is
+    what named it."""
+    missing = [folder for folder in (Path(path), *Path(path).parents) if not os.path.lexists(folder)]
+    try:
+        make_folder(path, option)
+    finally:
+        for folder in missing:  # the innermost first
+            with contextlib.suppress(OSError, ValueError):
+                os.rmdir(folder)
+
+
+def make_folder(path: Path, option: str) -> None:
+    """A folder that takes files, made if it is not there; `option` is what named it."""
     try:
         if os.path.lexists(path) and not os.path.isdir(path):
             raise InvalidArgument(f"{shown(path)} is no folder; {option} names a folder, which is made if it is not there.")

@@ -6,7 +6,7 @@ import pytest
 
 from dymem.errors import InvalidArgument, TraceError
 from dymem.trace import load
-from dymem.writing import check_apart, check_folder, check_writable, write_bytes
+from dymem.writing import check_apart, check_folder, check_writable, make_folder, write_bytes
 from snapshots import snapshot, steps, write
 
 
@@ -36,9 +36,26 @@ def test_a_file_is_no_folder(tmp_path):
     assert "Not a directory" in refusal(check_folder, tmp_path / "file" / "below", "--pictures")
 
 
-def test_a_folder_is_made_and_left_empty(tmp_path):
+def test_asking_for_a_folder_leaves_none_and_takes_none_away(tmp_path):
     check_folder(tmp_path / "a" / "b", "--pictures")
-    assert os.listdir(tmp_path / "a" / "b") == []
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "a").mkdir()
+    check_folder(tmp_path / "a" / "b", "--pictures")
+    check_folder(tmp_path / "a", "--pictures")
+    assert os.listdir(tmp_path) == ["a"] and os.listdir(tmp_path / "a") == []
+    make_folder(tmp_path / "a" / "b", "--pictures")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("hidden, more, words", [("matplotlib", [], "pictures need matplotlib"),
+                                                 ("nothing", ["--only", "nosuch"], "there is no 'nosuch'")])
+def test_a_command_that_does_not_begin_leaves_no_folder(python, tmp_path, hidden, more, words):
+    if hidden == "nothing":
+        pytest.importorskip("matplotlib")
+    run = python("-c", f"import sys; sys.modules[{hidden!r}] = None\n"
+                 f"sys.argv = {['dymem', 'compare', '--recordings', '--pictures', 'new/folder', *more]}\n"
+                 "from dymem.__main__ import main; main()")
+    assert run.returncode == 2 and words in run.stderr and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name, words", [("/proc/x.json", "cannot be written"), ("nowhere/x.json", "there is no folder"),

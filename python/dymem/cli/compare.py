@@ -36,9 +36,9 @@ def _compare(asked: Asked, program: list[str], recordings: bool, lag_ms: float) 
     for path in (asked.json_file, asked.html_file):
         check_writable(path)
     check_apart([asked.json_file, asked.html_file])
-    check_folder(asked.folder, "--pictures")
     if asked.folder is not None:
         needs.require()  # a page can do without pictures, a folder of them cannot
+        check_folder(asked.folder, "--pictures")
     lag = None if lag_ms == LAG_MS else lag_ms  # None: not asked for
     if program:
         if not program[0].endswith(".py"):

@@ -29,6 +29,7 @@ from dymem.compare import capped, card, pictures, script, training
 from dymem.errors import DymemError, InvalidArgument
 from dymem.rivals import ALLOCATORS
 from dymem.rivals.of_dymem import Dymem, build_adapter
+from dymem.writing import make_folder
 
 
 ITERATIONS, SHAPES, SECONDS = 24, 8, 1800.0  # unless told otherwise
@@ -199,8 +200,9 @@ def _table_of(asked: Asked, row: dict) -> Table:
 
 @contextlib.contextmanager
 def pictures_in(asked: Asked) -> Iterator[Path | None]:
-    """The folder that the user named (check_folder made it), or one for as long as the page is made; None: no pictures."""
+    """The folder that the user named, which is made if it is not there, or one for as long as the page is made; None: no pictures."""
     if asked.folder is not None:
+        make_folder(asked.folder, "--pictures")
         yield asked.folder
     elif asked.html_file is not None:
         with tempfile.TemporaryDirectory() as folder:
