@@ -97,6 +97,27 @@ def test_no_driver_at_all(doctor, tmp_path):
     assert run.returncode == 1 and "nvidia-driver" in found["GPU"]["advice"]
 
 
+@pytest.mark.parametrize("text, words", [
+    ('NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\n', "apt-get install nvidia-driver-580"),
+    ('ID=linuxmint\nID_LIKE="ubuntu debian"\n', "apt-get install nvidia-driver-580"),
+    ('PRETTY_NAME="Debian GNU/Linux 12"\nID=debian\n', "apt-get install nvidia-driver (of the section non-free)"),
+    ("ID='fedora'\n", "package of it (often nvidia-driver), or https://www.nvidia.com/drivers"),
+    ("ID='\n\xff", "https://www.nvidia.com/drivers"), (None, "https://www.nvidia.com/drivers")])
+def test_the_driver_is_named_as_this_system_has_it(monkeypatch, tmp_path, text, words):
+    from dymem.doctor import cards, system
+
+    if text is not None:
+        (tmp_path / "os-release").write_text(text, encoding="latin-1")
+    monkeypatch.setattr(system, "OS_RELEASE", tmp_path / "os-release")
+
+    def no_driver(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(cards.ctypes, "CDLL", no_driver)
+    advice = cards.check_driver()[0].advice
+    assert words in advice and (text is None or "ubuntu" in text or "driver-580" not in advice)
+
+
 def test_no_compiler_says_how_to_get_one(doctor):
     run, found, _ = doctor(CXX="no-such-compiler")
     assert run.returncode == 1 and "apt-get install g++" in found["compiler"]["advice"]

@@ -7,6 +7,7 @@ import ctypes
 from dymem.config import format_bytes
 from dymem.doctor.finding import Finding
 from dymem.doctor.software import torch_version
+from dymem.doctor.system import driver_from
 
 # CUdevice_attribute
 _COMPUTE_MODE, _MAJOR, _MINOR, _VMM, _POSIX_HANDLES = 20, 75, 76, 102, 103
@@ -33,7 +34,7 @@ def check_driver() -> list[Finding]:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return [Finding("GPU", "no CUDA driver on this machine", False, "Replaying works; training needs a GPU and "
-                        "NVIDIA's driver: apt-get install nvidia-driver-580 (in a container: start it with --gpus all).")]
+                        f"NVIDIA's driver: {driver_from()} (in a container: start it with --gpus all).")]
     code, version, count = cuda.cuInit(0), ctypes.c_int(0), ctypes.c_int(0)
     if code != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return [Finding("GPU", f"the driver finds no device (cuInit: {code})", False, "Look at nvidia-smi, and at "
