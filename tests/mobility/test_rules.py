@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dymem.errors import InvalidArgument
-from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, execution_order, mobility
+from dymem.mobility import MOVABLE, RECLAIMED, TEMPORARY, Facts, by_stream, execution_order, mobility
 
 # Figure 10: l0 forks into l1 (average pooling), l2, l3 and l4; l9 joins the four branches.
 INCEPTION = {"l0": ["l1", "l2", "l3", "l4"], "l1": ["l5"], "l2": ["l9"], "l3": ["l6"], "l4": ["l7"], "l5": ["l9"],
@@ -173,3 +173,10 @@ def test_branches_are_serialised(lengths):
     found = mobility(graph)
     assert [found[branch[-1]] for branch in branches[:-1]] == [TEMPORARY] * (len(branches) - 1)
     assert found[branches[-1][-1]] == MOVABLE
+
+
+@pytest.mark.parametrize("arguments", [(["x" * 50] * 500,), (Facts(), ["x" * 50] * 500)])
+def test_a_long_list_that_is_no_facts_or_no_rule_is_told_shortly(arguments):
+    with pytest.raises(InvalidArgument, match="^there (are no facts in|is no rule) ") as error:
+        by_stream(*arguments)
+    assert len(str(error.value)) < 250

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import reprlib
 
+from dymem.config import shortened
 from dymem.errors import InvalidArgument
 from dymem.mobility.facts import BACKWARD, Allocation, Facts
 from dymem.mobility.rules import MOVABLE, RECLAIMED, RECLAIMED_KINDS, TEMPORARY, UNTAGGED
@@ -49,10 +50,10 @@ RULES = {"lifetime": by_lifetime, "paper": by_paper}
 def classes(facts: Facts, rule: str = "lifetime") -> list[int]:
     """One class (rules.MOVABLE, …) for each of facts.allocations; InvalidArgument for what is no rule, or no facts."""
     if not isinstance(facts, Facts):
-        raise InvalidArgument(f"there are no facts in {reprlib.repr(facts)}: give the `facts` of a profile, or what "
+        raise InvalidArgument(f"there are no facts in {shortened(reprlib.repr(facts))}: give the `facts` of a profile, or what "
                               "Facts.load(path) returns.")
     if not isinstance(rule, str) or rule not in RULES:
-        raise InvalidArgument(f"there is no rule '{rule}'; there are {', '.join(RULES)}.")
+        raise InvalidArgument(f"there is no rule '{shortened(rule)}'; there are {', '.join(RULES)}.")
     if not facts.complete:
         return [UNTAGGED] * len(facts.allocations)
     return [RULES[rule](a) for a in facts.allocations]
