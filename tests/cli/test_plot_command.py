@@ -122,6 +122,23 @@ def test_a_trace_of_dymems_own_is_replayed(dymem_command, tmp_path, trace):
     assert "--replay" in refused(dymem_command("plot", own, "--allocators", "recorded"))
 
 
+def test_traces_of_one_name_are_told_apart(dymem_command, tmp_path):
+    (tmp_path / "far").mkdir()
+    text = snapshot(steps())
+    for name in ("a.pickle", "a.pickle.gz", "far/a.pickle", "b.pickle"):
+        write(tmp_path / name, text)
+
+    def panels(*names):
+        run = dymem_command("plot", *names, "--picture", "peak", "--out", "out.png")
+        assert run.returncode == 0, run.stderr
+        return [name for name in (f"{label}, as recorded" for label in (
+            "a", "b", "a.pickle", "a.pickle.gz", "far/a.pickle")) if f" {name}" in run.stdout]
+
+    assert panels("a.pickle", "b.pickle") == ["a, as recorded", "b, as recorded"]
+    assert panels("a.pickle", "a.pickle.gz") == ["a.pickle, as recorded", "a.pickle.gz, as recorded"]
+    assert panels("a.pickle", "far/a.pickle") == ["a.pickle, as recorded", "far/a.pickle, as recorded"]
+
+
 def test_each_device_is_a_panel(dymem_command, tmp_path):
     path = write(tmp_path / "two.pickle", snapshot(steps(), steps(size=MIB)))
     run = dymem_command("plot", path, "--allocators", "recorded,dymem", "--from", "2")

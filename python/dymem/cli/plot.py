@@ -54,11 +54,13 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     needs.require()
     inherited, replayed = None, 0
     layouts = []
+    labels = _labels(traces)
     with progress() as bar:
         for path in traces:
             recordings = load(path, layout=True)
             several = len(traces) > 1 or len(recordings) > 1
             for recording in recordings:
+                recording.name = labels[path] + recording.name.removeprefix(_name(path))  # a device's number stays
                 panels = _panels(recording, wanted)
                 replayed += len(panels) - panels.count(RECORDED)
                 if replayed and inherited is None:
@@ -71,7 +73,7 @@ def main(traces: list[Path], *, out_file: Path | None, allocators: str | None, r
     if not replayed and for_replays:
         raise _nothing_replayed()
     if title is None:
-        title = ", ".join(dict.fromkeys(_name(path) for path in traces))
+        title = ", ".join(labels.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that the font lacks are drawn as boxes
         _write(kind, target, layouts, title, options, names)
@@ -189,6 +191,16 @@ def _printable(text: str) -> str:
 
 def _default_name(traces: list[Path]) -> str:
     return f"{_name(traces[0])}.png"
+
+
+def _labels(traces: list[Path]) -> dict[Path, str]:
+    """A name for each file: as short as tells it from the others."""
+    labels = {}
+    for path in traces:
+        names = [lambda other: _name(other), lambda other: other.name, str]
+        alone = (name for name in names if all(name(other) != name(path) for other in traces if other != path))
+        labels[path] = shown(Path(next(alone)(path)))
+    return labels
 
 
 def _name(path: Path) -> str:
