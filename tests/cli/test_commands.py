@@ -193,6 +193,7 @@ def test_exit_code_is_the_scripts(stage):
 
 @pytest.mark.parametrize("arguments, words", [
     (["--limt", "3", "script.py"], ["--limt", "--limit", "--alias"]),
+    (["--nope"], ["are -m, --limit, ", "--grow-ratio, ", " and --help."]),
     (["--limit", "lots", "script.py"], ["limit", "20GiB"]),
     (["nosuch.py"], ["no script nosuch.py"]),
     (["x" * 300], ["no script x"]),

@@ -69,8 +69,8 @@ def _no_script(name: str) -> str:
 def start(program: list[str], module: bool, keys: dict[str, str]) -> None:
     """Becomes the program; does not return unless something is wrong with what was asked."""
     if program[0].startswith("-"):
-        raise ConfigError(f"'{program[0]}' is no option of dymem run; the options are -m and "
-                          f"{', '.join('--' + key for key in Config.keys())}.")
+        raise ConfigError(f"'{program[0]}' is no option of dymem run; the options are -m, "
+                          f"{', '.join('--' + key.replace('_', '-') for key in Config.keys())} and --help.")
     Config.from_mapping(keys)
     wanted = dataclasses.replace(Config.from_environment(), **keys)
     if not module and not os.path.exists(program[0]):
