@@ -28,6 +28,8 @@ def check_writable(path: Path | None) -> None:
     """Can a file be written there? Tried, since permissions alone do not tell; nothing is left behind or changed."""
     if path is None:
         return
+    if str(path) == "-":  # a file of that name would be a surprise
+        raise InvalidArgument("'-' is not taken for stdout here; name /dev/stdout.")
     _check_place(path)
     try:
         if os.path.isfile(path):

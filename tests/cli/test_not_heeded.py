@@ -82,6 +82,28 @@ def test_a_list_of_patterns_is_written_nowhere(dymem_command, tmp_path):
     assert run.returncode == 2 and "leave --json and --picture out" in run.stderr and not list(tmp_path.iterdir())
 
 
+def test_a_list_is_of_the_patterns_that_are_named(dymem_command):
+    run = dymem_command("stress", "--list", "comb")
+    assert run.returncode == 0 and "comb" in run.stdout and "checkerboard" not in run.stdout
+    run = dymem_command("stress", "--list", "nosuch")
+    assert run.returncode == 2 and "there is no pattern 'nosuch'" in run.stderr
+
+
+@pytest.mark.parametrize("more, words", [
+    (["--scale", "1"], "--scale means nothing beside it; leave it out"),
+    (["--seed", "3", "--setting", "vmm", "--budget-seconds", "9"], "--seed and --setting and --budget-seconds mean nothing")])
+def test_a_list_refuses_what_it_does_not_heed(dymem_command, more, words):
+    run = dymem_command("stress", "--list", *more)
+    assert run.returncode == 2 and words in run.stderr and run.stderr.count("\n") == 1 and not run.stdout
+
+
+@pytest.mark.parametrize("command", [["replay"], ["compare", "--recordings"], ["stress", "comb"], ["doctor"]])
+def test_a_dash_is_no_file(dymem_command, tmp_path, trace, command):
+    run = dymem_command(*command, *([trace] if command == ["replay"] else []), "--json", "-")
+    assert run.returncode == 2 and "name /dev/stdout" in run.stderr and run.stderr.count("\n") == 1 and not run.stdout
+    assert not (tmp_path / "-").exists()
+
+
 def test_plot_without_a_replay_has_no_limit(dymem_command, trace):
     pytest.importorskip("matplotlib")
     for more in (["--limit", "1GiB"], ["--lag", "3"], ["--limit", "1GiB", "--allocators", "recorded"]):

@@ -146,10 +146,10 @@ def _stress(
                         help="Names from --list; all unless given.")] = None,
     driver: Annotated[Optional[str], typer.Option(metavar="cuda|emulated", show_default=False,
                       help="The machine; cuda where a GPU is, unless given.")] = None,
-    scale: Annotated[str, typer.Option(metavar="BYTES", help="What a pattern holds at its peak, about.")] = "4GiB",
+    scale: Annotated[str, typer.Option(metavar="BYTES", help="What a pattern holds at its peak, about.")] = stress.SCALE,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the random sizes and lifetimes.")] = 0,
     precision: Annotated[float, typer.Option(metavar="R", help="How exactly the limit is found, as a share of the "
-                         "occupied peak.")] = 0.005,
+                         "occupied peak.")] = stress.PRECISION,
     setting: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
                        help="Emulated: vmm, alias=off or contiguous (may be repeated); all unless given.")] = None,
     allocator: Annotated[Optional[list[str]], typer.Option(metavar="NAME", show_default=False,
@@ -161,7 +161,8 @@ def _stress(
     json: Json = None,
     picture: Annotated[Optional[Path], typer.Option(metavar="FILE", show_default=False,
                        help="Draw the table there, as .png, .svg or .pdf.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Name the patterns and what they do.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Name the patterns and what they do, "
+                         "or those given.")] = False,
     markdown: Markdown = False,
 ) -> None:
     """Fragmentation stress tests: the smallest memory in which each pattern of sizes and lifetimes survives."""

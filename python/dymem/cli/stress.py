@@ -25,9 +25,10 @@ from dymem.config import parse_bytes
 from dymem.errors import InvalidArgument
 from dymem.plotting import needs
 from dymem.rivals.of_dymem import build_adapter
-from dymem.writing import check_apart, check_writable
+from dymem.writing import check_apart, check_writable, shown
 
 SCALE_MIN = 256 << 20
+SCALE, PRECISION = "4GiB", 0.005  # unless told otherwise
 BUDGET_SECONDS = 300.0  # on a GPU, unless told otherwise
 
 
@@ -58,7 +59,12 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     if listed:
         if json_file or picture:
             raise InvalidArgument("--list runs nothing, so there is nothing to write; leave --json and --picture out.")
-        show(_listing(PATTERNS.values()), markdown)
+        given = {"--driver": driver, "--scale": scale != SCALE, "--seed": seed, "--precision": precision != PRECISION,
+                 "--setting": settings, "--allocator": allocators, "--budget-seconds": budget_seconds is not None}
+        if idle := [name for name, value in given.items() if value]:
+            raise InvalidArgument(f"--list runs nothing, so {' and '.join(idle)} {'means' if len(idle) == 1 else 'mean'} nothing "
+                                  f"beside it; leave {'it' if len(idle) == 1 else 'them'} out.")
+        show(_listing(PATTERNS[name] for name in chosen(PATTERNS, patterns, "pattern")), markdown)
         return 0
     scale_bytes = parse_bytes(scale)
     if scale_bytes < SCALE_MIN:
@@ -73,12 +79,12 @@ def main(patterns: list[str] | None, *, driver: str | None, scale: str, seed: in
     if budget_seconds is not None and machine != "cuda":
         raise InvalidArgument("--budget-seconds is for a GPU: on the emulated driver every pattern is tried to its end; leave "
                               "it out.")
+    if picture and picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidArgument(f"{shown(picture)} is no name for a picture; write .png, .svg or .pdf.")
     check_writable(json_file)
     check_writable(picture)
     check_apart([json_file, picture])
     if picture:
-        if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
-            raise InvalidArgument(f"{picture} is no name for a picture; write .png, .svg or .pdf.")
         needs.require()
     if machine == "cuda":
         return _on_card(asked, wanted["cuda"], BUDGET_SECONDS if budget_seconds is None else budget_seconds)
