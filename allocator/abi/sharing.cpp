@@ -12,6 +12,7 @@
 
 #include "abi/descriptor_server.hpp"
 #include "abi/registry.hpp"
+#include "space/leftovers.hpp"
 
 namespace dymem {
 namespace {
@@ -21,6 +22,7 @@ namespace {
 constexpr char kMagic[] = {'d', 'y', 'm', 'e', 'm', '1'};  // the digit: the format's version
 constexpr std::size_t kMagicSize = sizeof kMagic;
 constexpr std::size_t kGranulesMax = 1 << 20;
+constexpr int kSettleTries = 3;
 
 struct Header {
   ServerName server;
@@ -193,13 +195,19 @@ std::shared_ptr<void> own(Table& t, const Key& key, const Mapping& m) {
                                                 : "; do both processes see the same GPU?"));
 }
 
-// Every granule imported and mapped, one after the other, or nothing.
+// Every granule imported and mapped, one after the other, or nothing. What the driver refuses to take back is asked for
+// again before this ends: nobody would come back to it later.
 void map_granules(Driver& driver, const Parsed& shared, Addr base) {
   DescriptorClient client(shared.header.server);
+  Leftovers leftovers(driver);
   Addr at = base;
   Status status;
+  const auto settle = [&] {
+    for (int tries = 0; tries < kSettleTries && !leftovers.sweep().ok();) ++tries;
+  };
   const auto undo = [&] {
-    if (at > base) (void)driver.unmap(base, at - base);
+    if (at > base) leftovers.unmap(base, at - base);
+    settle();
   };
   for (std::size_t first = 0; first < shared.granules.size(); first += kDescriptorsMax) {
     const std::size_t count = std::min(kDescriptorsMax, shared.granules.size() - first);
@@ -216,12 +224,12 @@ void map_granules(Driver& driver, const Parsed& shared, Addr base) {
       if (!handle) continue;
       status = driver.map(at, size, handle);
       if (status.ok()) at += size;
-      (void)driver.destroy(handle);  // the mapping holds the memory (D4)
+      leftovers.destroy(handle);  // the mapping holds the memory (D4)
     }
     if (!status.ok()) break;
   }
   if (status.ok()) status = driver.set_access(base, shared.size);
-  if (status.ok()) return;
+  if (status.ok()) return settle();
   undo();
   cannot_map(status, shared.size, of_process(shared.header));
 }

@@ -413,7 +413,7 @@ def test_whichever_driver_call_fails_nothing_is_left(two):
         drivers = _core.driver
         link, pid = sends(150 * MiB, 100 * MiB)
         handles = link.recv()
-        failed = 0
+        failed = passed = 0
         for handle, offset in handles:
             nth = 0
             while True:
@@ -428,12 +428,13 @@ def test_whichever_driver_call_fails_nothing_is_left(two):
                     assert "cannot be mapped here" in str(error)
                     assert police.leaks() == [] and police.violations() == [], (nth, police.leaks(), police.violations())
                     continue
-                assert faulty.failures() == 0
                 assert ctypes.string_at(base + offset, 256) == pattern(256, handles.index((handle, offset)))
                 assert police.unmap(base, size) == police.release_addresses(base, size) == drivers.Code.ok
                 assert police.leaks() == [] and police.violations() == []
-                break
-        assert failed > 10
+                if faulty.failures() == 0:
+                    break
+                passed += 1  # what was refused is no more than giving back what is not needed any longer
+        assert failed > 10 and passed > 3
         link.send(None)
         assert ended(pid)
     """)
