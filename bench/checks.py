@@ -16,7 +16,7 @@ if importlib.util.find_spec("dymem") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
 from dymem.errors import InvalidArgument  # noqa: E402
-from dymem.writing import check_apart, check_folder, check_writable  # noqa: E402
+from dymem.writing import check_apart, check_writable, make_folder  # noqa: E402
 
 
 def stop(sentence: str) -> NoReturn:
@@ -40,6 +40,6 @@ def check_targets(*files: Path | None, folder: Path | None = None, option: str =
         for file in files:
             check_writable(file)
         check_apart(files)
-        check_folder(folder, option)
+        make_folder(folder, option)
     except InvalidArgument as error:
         stop(str(error))

@@ -37,7 +37,7 @@ from dymem.errors import DymemError, InvalidArgument  # noqa: E402
 from dymem.mobility import Facts  # noqa: E402
 from dymem.replaying import PLACEMENTS  # noqa: E402
 from dymem.trace import load  # noqa: E402
-from dymem.writing import check_folder, check_writable, write_bytes  # noqa: E402
+from dymem.writing import check_writable, make_folder, write_bytes  # noqa: E402
 
 RECORDINGS = HERE / "recordings"
 STEPS_OF = "resnet32_nobn_cifar_b100"  # figure 15's network
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.first < 0:
             raise InvalidArgument("--first is the number of an iteration, 0 or more.")
         check_writable(options.json)
-        check_folder(options.pictures, "--pictures")
+        make_folder(options.pictures, "--pictures")
         if options.pictures:
             pictures.pyplot()
         paths = options.traces or [*sorted(RECORDINGS.glob("*.dymem.xz")), *sorted(traces_dir().glob("*.xz"))]

@@ -72,9 +72,11 @@ def _same(path: Path, other: Path) -> bool:
         return False
 
 
-def check_folder(path: Path, option: str) -> None:
+def check_folder(path: Path | None, option: str) -> None:
     """Can files be written in that folder? Tried, where it is not there by making it; nothing is left behind. `option` is
     what named it."""
+    if path is None:
+        return
     missing = [folder for folder in (Path(path), *Path(path).parents) if not os.path.lexists(folder)]
     try:
         make_folder(path, option)
@@ -84,8 +86,10 @@ def check_folder(path: Path, option: str) -> None:
                 os.rmdir(folder)
 
 
-def make_folder(path: Path, option: str) -> None:
+def make_folder(path: Path | None, option: str) -> None:
     """A folder that takes files, made if it is not there; `option` is what named it."""
+    if path is None:
+        return
     try:
         if os.path.lexists(path) and not os.path.isdir(path):
             raise InvalidArgument(f"{shown(path)} is no folder; {option} names a folder, which is made if it is not there.")
