@@ -540,7 +540,8 @@ class Cuda final : public Driver {
     if (!vmm_) return unsupported("cuMemSetAccess");
     if (size == 0) return invalid("cuMemSetAccess");
     const AccessDesc desc{{kLocationDevice, ordinal}, kAccessReadWrite};
-    const Status status = patiently("cuMemSetAccess", steady_now() + kPatience, [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
+    const Status status = patiently("cuMemSetAccess", steady_now() + kPatience,
+                                    [&] { return cuda_.mem_set_access(at, size, &desc, 1); });
     if (status.ok()) ++calls_.set_access;
     return status;
   }

@@ -31,6 +31,7 @@ struct LastUse {
   bool operator==(const LastUse& o) const { return stream == o.stream && epoch == o.epoch; }
 };
 static_assert(sizeof(LastUse) == 8);
+static_assert(LastUse{1, Epoch{1} << 40}.epoch == Epoch{1} << 40, "weeks of closed epochs must not wrap");
 
 class StreamTable {
  public:

@@ -1,6 +1,6 @@
 // Stands in for libcuda.so.1 where a test needs a driver that answers "unknown error" for a while: FLAKY_TIMES calls of
 // FLAKY_CALL, the first after FLAKY_AFTER good ones, answer FLAKY_CODE; all those within FLAKY_SECONDS of the first, if
-// that is set. Its memory is numbers; nothing can be read from it or written to it.
+// that is set; with FLAKY_PLAIN what nobody else may open is granted all the same. Its memory is numbers; nothing can be read from it or written to it.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -41,7 +41,8 @@ int cuMemAddressReserve(unsigned long long *at, size_t size, size_t alignment, u
   return 0;
 }
 int cuMemCreate(unsigned long long *handle, size_t size, const int *prop, unsigned long long flags) {
-  if (flaky("cuMemCreate")) return atoi(getenv("FLAKY_CODE"));
+  const int plain = getenv("FLAKY_PLAIN") && prop[1] == 0;  // CUmemAllocationProp: type, handle types
+  if (!plain && flaky("cuMemCreate")) return atoi(getenv("FLAKY_CODE"));
   return *handle = next_handle++, 0;
 }
 int cuMemMap(unsigned long long at, size_t size, size_t offset, unsigned long long handle, unsigned long long flags) {

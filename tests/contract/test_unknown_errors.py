@@ -77,9 +77,10 @@ def test_what_does_not_pass_is_told(told):
     assert 2 <= seen["seconds"] and seen["calls"] < 200, "pauses grow: the driver is not hammered"
 
 
-def test_a_longer_outage_ends_no_more_than_the_call(told):
+@pytest.mark.parametrize("env", [{}, {"FLAKY_PLAIN": "1"}], ids=["all", "shareable"])
+def test_a_longer_outage_ends_no_more_than_the_call(told, env):
     """One deadline for all forms of a call, and no form that was granted before is given up for it."""
-    seen = told("cuMemCreate", after=1, more=2, FLAKY_SECONDS="3")
+    seen = told("cuMemCreate", after=1, more=2, FLAKY_SECONDS="3", **env)
     (first, after_first), (second, after_second) = seen["more"]
     assert (first, second) == ("failed", "ok")
     assert 2 <= after_first < 3 <= after_second
