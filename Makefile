@@ -52,7 +52,7 @@ readme: $(BUILT)
 .venv/dymem.stamp: $(SOURCES) | .venv/bin/python
 	@[ -e .venv/tools.stamp ] || { echo "dymem: installing the build tools into .venv" && \
 	  $(PIP) "setuptools>=70.1" "pybind11>=2.12" "typer>=0.12" "rich>=13" && touch .venv/tools.stamp; }
-	@echo "dymem: building, one to three minutes the first time"
+	@echo "dymem: building, about a minute on two cores the first time"
 	@$(PIP) --no-build-isolation --no-deps --editable .
 	@touch $@
 

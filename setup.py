@@ -4,8 +4,10 @@ Both land in the package folder; _core finds libdymem beside itself (rpath $ORIG
 GPU: the driver is looked up at run time, and the adapter to PyTorch is compiled on the user's machine at first use,
 against the torch that is there, from the C++ sources that the wheel carries in dymem/_src.
 
-Objects are compiled DYMEM_JOBS at a time (default: the CPUs this process may use) into build/obj/<key of the flags>,
-and only those whose source or headers are newer: `pip install .` twice compiles once.
+A layer is compiled as one: its files include the same headers, which take most of the time that one after the other
+needs. So names in anonymous namespaces differ within a layer. Objects are compiled DYMEM_JOBS at a time (default: the
+CPUs this process may use) into build/obj/<key of the flags>, and only those of layers of which a source or header is
+newer: `pip install .` twice compiles once.
 """
 
 import concurrent.futures
@@ -36,13 +38,8 @@ def fail(sentence):
     sys.exit(f"dymem: {sentence}")
 
 
-def cpp_files(*folders):
-    return sorted(path for folder in folders for path in folder.rglob("*.cpp"))
-
-
-def library_sources():
-    layers = [folder for folder in sorted(SOURCES.iterdir()) if folder.is_dir() and folder.name not in NOT_IN_LIBRARY]
-    return cpp_files(*layers)
+def library_layers():
+    return [folder for folder in sorted(SOURCES.iterdir()) if folder.name not in NOT_IN_LIBRARY and any(folder.glob("*.cpp"))]
 
 
 def version():
@@ -109,6 +106,20 @@ def out_of_date(target, depfile):
         return True
 
 
+def together(layer):
+    """The text that compiles all files of a layer as one."""
+    return "".join(f'#include "{layer.name}/{path.name}"\n' for path in sorted(layer.glob("*.cpp")))
+
+
+def write_if_other(path, text):
+    """Is what was there another text, or nothing?"""
+    if path.exists() and path.read_text() == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return True
+
+
 class BuildNative(build_ext):
     """Compiles and links the two shared objects; setuptools copies them (in place, wheel and editable alike)."""
 
@@ -131,7 +142,8 @@ class BuildNative(build_ext):
         python = sysconfig.get_paths()["include"]
         # Bindings are glue: fewer optimisations and no debug lines halve the time that they take to compile.
         system = ["-isystem", pybind11_include(), "-isystem", python, "-O1", "-g0"]
-        jobs = [(path, []) for path in library_sources()] + [(path, system) for path in cpp_files(SOURCES / "bind")]
+        layers = [(SOURCES / "bind", system), *((layer, []) for layer in library_layers())]
+        jobs = sorted(layers, key=lambda job: -sum(path.stat().st_size for path in job[0].glob("*.cpp")))  # long ones first
         objects = self.compile_all(jobs)
         library = self.get_ext_fullpath(LIBRARY)
         self.link(library, objects["library"], ["-Wl,-soname,libdymem.so", "-ldl"])
@@ -140,26 +152,26 @@ class BuildNative(build_ext):
 
     def compile_all(self, jobs):
         objects, stale = {"library": [], "bind": []}, []
-        for source, extra in jobs:
+        for layer, extra in jobs:
             tag = f".{sys.implementation.cache_tag}" if extra else ""  # bindings depend on the Python they are for
-            target = self.objects_root / source.relative_to(SOURCES).with_suffix(f"{tag}.o")
+            target = self.objects_root / f"{layer.name}{tag}.o"
             objects["bind" if extra else "library"].append(str(target))
-            if out_of_date(target, target.with_suffix(".d")):
-                stale.append((source, target, extra))
+            changed = write_if_other(target.with_suffix(".cpp"), together(layer))
+            if changed or out_of_date(target, target.with_suffix(".d")):
+                stale.append((layer, target, extra))
         workers = jobs_at_once()
         if stale:
-            print(f"dymem: compiling {len(stale)} of {len(jobs)} files, {workers} at a time", flush=True)
+            print(f"dymem: compiling {len(stale)} of {len(jobs)} layers, {workers} at a time", flush=True)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             for outcome in [pool.submit(self.compile_one, *job) for job in stale]:
                 outcome.result()
         return objects
 
-    def compile_one(self, source, target, extra):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    def compile_one(self, layer, target, extra):
         part = target.with_suffix(f".{os.getpid()}.part")  # a compile cut short must not look done
         command = [*self.compiler_command, *self.flags, *extra, "-MMD", "-MF", str(target.with_suffix(".d")), "-MT",
-                   str(target), "-c", str(source), "-o", str(part)]
-        self.execute_compiler(command, f"{source.relative_to(ROOT)} does not compile")
+                   str(target), "-c", str(target.with_suffix(".cpp")), "-o", str(part)]
+        self.execute_compiler(command, f"{layer.relative_to(ROOT)} does not compile")
         os.replace(part, target)
 
     def link(self, target, objects, options):

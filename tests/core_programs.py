@@ -36,8 +36,8 @@ class CorePrograms:
         with open(folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.probe(flags, folder)
-            sources = [path for layer in layers for path in sorted((SOURCES / layer).glob("*.cpp"))]
-            objects = {path: folder / f"{path.parent.name}-{path.stem}.o" for path in [*sources, source]}
+            sources = [write_together(SOURCES / layer, folder / f"{layer}.cpp") for layer in layers]
+            objects = {path: folder / f"{path.stem}.o" for path in [*sources, source]}
             missing = [(path, made) for path, made in objects.items() if not made.exists()]
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as workers:
                 for answer in workers.map(lambda pair: compile_one(flags, *pair), missing):
@@ -59,6 +59,12 @@ class CorePrograms:
             pytest.skip(f"no compiler: {error}")
         if tried.returncode != 0:
             pytest.skip(f"{flags[-1]} does not work here: {tried.stderr.strip().splitlines()[-1:]}")
+
+
+def write_together(layer: Path, made: Path) -> Path:
+    """A layer is compiled as one, as in setup.py: that takes a quarter of the time."""
+    made.write_text("".join(f'#include "{layer.name}/{path.name}"\n' for path in sorted(layer.glob("*.cpp"))))
+    return made
 
 
 def compile_one(flags: list[str], source: Path, made: Path):

@@ -2,22 +2,33 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "abi/dymem.h"
 #include "abi/entry.hpp"
 #include "abi/holders.hpp"
 #include "abi/registry.hpp"
+#include "base/pointers.hpp"
 
 namespace dymem {
 namespace {
 
-thread_local std::string last_sentence;
+// A pointer, which outlives the thread's destructors: some of them, and those of the process, release memory here.
+thread_local constinit std::string* last_sentence = nullptr;
+struct ThreadEnds {
+  ~ThreadEnds() { delete std::exchange(last_sentence, nullptr); }  // a failure after it leaves one sentence behind
+};
 
 dymem_status failed(dymem_status status, const char* sentence) noexcept {
   try {
-    last_sentence = sentence;
+    if (!last_sentence) {
+      last_sentence = new std::string;
+      static thread_local ThreadEnds ends;
+      (void)ends;
+    }
+    *last_sentence = sentence;
   } catch (...) {
-    last_sentence.clear();
+    if (last_sentence) last_sentence->clear();
   }
   return status;
 }
@@ -44,8 +55,6 @@ dymem_status guarded(Call&& call) noexcept {
   }
 }
 
-Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
-StreamId to_stream(const void* stream) { return reinterpret_cast<StreamId>(stream); }
 
 template <class Pointer>
 void require(Pointer pointer, const char* what) {
@@ -63,7 +72,7 @@ using namespace dymem;
 
 int dymem_abi(void) { return DYMEM_ABI; }
 
-const char* dymem_last_error(void) { return last_sentence.c_str(); }
+const char* dymem_last_error(void) { return last_sentence ? last_sentence->c_str() : ""; }
 
 dymem_status dymem_configure(const char* configuration) {
   return guarded([&] {

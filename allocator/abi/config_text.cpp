@@ -113,7 +113,7 @@ std::string number_text(double number) {
   return std::string(text, std::to_chars(text, text + sizeof text, number).ptr);
 }
 
-struct Key {
+struct ConfigKey {
   const char* name;
   void (*set)(ProcessConfig&, std::string_view key, std::string_view value);
   std::string (*get)(const ProcessConfig&);
@@ -121,7 +121,7 @@ struct Key {
 
 std::string switch_text(bool on) { return on ? "on" : "off"; }
 
-constexpr Key kKeys[] = {
+constexpr ConfigKey kKeys[] = {
     {"limit", [](ProcessConfig& c, std::string_view k, std::string_view v) { c.pool.limit = parse_size(k, v); },
      [](const ProcessConfig& c) { return std::to_string(c.pool.limit); }},
     {"backing",
@@ -177,7 +177,7 @@ constexpr Key kKeys[] = {
 
 std::string key_list() {
   std::string names;
-  for (const Key& key : kKeys) names += (names.empty() ? "" : ", ") + std::string(key.name);
+  for (const ConfigKey& key : kKeys) names += (names.empty() ? "" : ", ") + std::string(key.name);
   return names;
 }
 
@@ -189,7 +189,7 @@ std::size_t set_one(ProcessConfig& config, std::string_view item) {
                           ".");
   const std::string_view name = trimmed(item.substr(0, colon));
   const std::string_view value = trimmed(item.substr(colon + 1));
-  for (const Key& key : kKeys)
+  for (const ConfigKey& key : kKeys)
     if (name == key.name) {
       key.set(config, name, value);
       return static_cast<std::size_t>(&key - kKeys);
@@ -223,14 +223,14 @@ ProcessConfig parse_config(const std::string& text) {
 
 std::string config_to_string(const ProcessConfig& config) {
   std::string text;
-  for (const Key& key : kKeys) text += (text.empty() ? "" : ",") + std::string(key.name) + ":" + key.get(config);
+  for (const ConfigKey& key : kKeys) text += (text.empty() ? "" : ",") + std::string(key.name) + ":" + key.get(config);
   return text;
 }
 
 const std::vector<std::string>& config_keys() {
   static const auto* names = [] {
     auto* list = new std::vector<std::string>;
-    for (const Key& key : kKeys) list->emplace_back(key.name);
+    for (const ConfigKey& key : kKeys) list->emplace_back(key.name);
     return list;
   }();
   return *names;

@@ -10,14 +10,12 @@
 #include <string>
 
 #include "abi/registry.hpp"
+#include "base/pointers.hpp"
 
 namespace dymem {
 namespace {
 
 constexpr int kCudaDeinitialized = 4;  // CUDA_ERROR_DEINITIALIZED: the process is on its way out
-
-Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
-StreamId to_stream(const void* stream) { return reinterpret_cast<StreamId>(stream); }
 
 std::atomic<double>* fractions() {
   static std::atomic<double>* const values = [] {

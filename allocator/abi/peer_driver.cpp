@@ -17,11 +17,12 @@ class PeerDriverImpl final : public Forwarding<PeerDriver> {
 
   Status enable_peer(int peer) override {
     std::lock_guard lock(mutex_);
-    if (std::find(peers_.begin(), peers_.end(), peer) != peers_.end()) return {};
-    for (const auto& [at, size] : accessible_)
-      if (Status status = inner_->set_peer_access(at, size, peer); !status.ok()) return status;
-    peers_.push_back(peer);
-    return {};
+    // Known from now on, also if this fails: PyTorch holds the pair for enabled before it asks, and asks once.
+    if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end()) {
+      peers_.push_back(peer);
+      behind_.push_back(peer);
+    }
+    return catch_up_locked();
   }
   Driver& inner() override { return *inner_; }
 
@@ -30,6 +31,7 @@ class PeerDriverImpl final : public Forwarding<PeerDriver> {
     if (Status status = inner_->set_access(at, size); !status.ok()) return status;
     for (int peer : peers_)
       if (Status status = inner_->set_peer_access(at, size, peer); !status.ok()) return status;
+    (void)catch_up_locked();  // of what was there before: no matter of this range
     remember_locked(at, size);
     return {};
   }
@@ -41,6 +43,16 @@ class PeerDriverImpl final : public Forwarding<PeerDriver> {
   }
 
  private:
+  // Peers that were refused some range get them all once more.
+  Status catch_up_locked() {
+    Status last;
+    std::erase_if(behind_, [&](int peer) {
+      for (const auto& [at, size] : accessible_)
+        if (Status status = inner_->set_peer_access(at, size, peer); !status.ok()) return last = status, false;
+      return true;
+    });
+    return last;
+  }
   // Ranges may be granted in one piece and unmapped in several, or granted twice: keep them as disjoint intervals.
   void forget_locked(Addr at, Bytes size) {
     const Addr end = at + size;
@@ -65,6 +77,7 @@ class PeerDriverImpl final : public Forwarding<PeerDriver> {
   std::mutex mutex_;
   std::map<Addr, Bytes> accessible_;
   std::vector<int> peers_;
+  std::vector<int> behind_;  // of them: those that lack access to some accessible range
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ std::atomic<Pool*> only_pool;
 
 namespace {
 
-struct State {
+struct Registry {
   std::mutex mutex;
   std::atomic<const ProcessConfig*> config{nullptr};  // set once, under the mutex; read without
   int pools_made = 0;
@@ -30,22 +30,30 @@ struct State {
   std::vector<PoolHook> hooks;
 };
 
-State& state() {
-  static State* const instance = new State;
-  return *instance;
-}
-
+std::atomic<Registry*> the_registry{nullptr};
 std::atomic<bool> is_forked_child{false};
+std::atomic<int> users{0};  // pools that were made or are being made
 
-// Runs in every forked child (registered when the first pool is made, so only in those that inherit a used pool).
-// Async-signal-safe: atomic stores only.
-void after_fork_in_child() {
+// Runs in every forked child; in those that inherit a pool, or half of one, there is none. Async-signal-safe: stores only,
+// and a mutex made anew, since a thread that is not there may hold it.
+void forget_in_child() {
+  if (Registry* const inherited = the_registry.load(std::memory_order_acquire)) new (&inherited->mutex) std::mutex;
+  if (users.load(std::memory_order_acquire) == 0) return;
   is_forked_child.store(true, std::memory_order_release);
   detail::only_pool.store(nullptr, std::memory_order_release);
   for (auto& entry : detail::pools) entry.store(nullptr, std::memory_order_release);
 }
 
-const ProcessConfig& config_locked(State& s) {
+Registry& registry() {
+  static Registry* const instance = [] {
+    the_registry.store(new Registry, std::memory_order_release);
+    pthread_atfork(nullptr, nullptr, forget_in_child);
+    return the_registry.load();
+  }();
+  return *instance;
+}
+
+const ProcessConfig& config_locked(Registry& s) {
   if (!s.config.load()) {
     const char* text = std::getenv("DYMEM_CONF");
     s.config.store(new ProcessConfig(parse_config(text ? text : "")));
@@ -63,25 +71,38 @@ std::unique_ptr<Driver> make_driver(const ProcessConfig& config, int device) {
   return make_emulated_driver(options);
 }
 
+// While a pool is made, and from then on if it is: a child that is forked meanwhile inherits a driver in use.
+struct Use {
+  Use() { users.fetch_add(1, std::memory_order_release); }
+  ~Use() {
+    if (!lasts) users.fetch_sub(1, std::memory_order_release);
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  bool lasts = false;
+};
+
 }  // namespace
 
 void configure(const ProcessConfig& config) {
-  State& s = state();
-  std::lock_guard lock(s.mutex);
-  const ProcessConfig* const set = s.config.load();
-  if (set && config_to_string(*set) == config_to_string(config)) return;
-  if (s.pools_made > 0)
-    throw InvalidArgument("dymem: the configuration cannot change once memory was allocated; it is " +
-                          config_to_string(*set) + ".");
-  if (set)
+  Registry& s = registry();
+  const auto is_set = [&] {
+    const ProcessConfig* const set = s.config.load();
+    if (!set || config_to_string(*set) == config_to_string(config)) return set != nullptr;
+    if (users.load() > 0)
+      throw InvalidArgument("dymem: the configuration cannot change once memory was allocated; it is " +
+                            config_to_string(*set) + ".");
     throw InvalidArgument("dymem: this process is already configured with " + config_to_string(*set) +
                           "; configure it once, before the first use.");
-  s.config.store(new ProcessConfig(config));
+  };
+  if (is_set()) return;
+  std::lock_guard lock(s.mutex);
+  if (!is_set()) s.config.store(new ProcessConfig(config));
 }
 
 // Also called from the hooks of on_pool_made(), under the mutex: by then the configuration is set.
 const ProcessConfig& process_config() {
-  State& s = state();
+  Registry& s = registry();
   if (const ProcessConfig* set = s.config.load()) return *set;
   std::lock_guard lock(s.mutex);
   return config_locked(s);
@@ -98,7 +119,8 @@ Pool& pool(int device) {
     throw Error(
         "dymem: this process was forked from one that had already used the GPU, which CUDA does not allow: start "
         "workers with torch.multiprocessing.set_start_method('spawn'), or use the GPU only after forking.");
-  State& s = state();
+  Registry& s = registry();
+  Use use;
   std::lock_guard lock(s.mutex);
   if (Pool* made = pool_if_made(device)) return *made;
   const ProcessConfig& config = config_locked(s);
@@ -114,9 +136,9 @@ Pool& pool(int device) {
     made->set_recorder(s.recorders[device].get());
   }
   for (PoolHook hook : s.hooks) hook(device, *made);
-  if (s.pools_made == 0) pthread_atfork(nullptr, nullptr, after_fork_in_child);
   s.drivers[device] = std::move(driver);
   ++s.pools_made;
+  use.lasts = true;
   Pool* published = made.release();
   // Before a second pool is seen, none is the only one: its blocks would be looked for in the first.
   if (s.pools_made > 1) detail::only_pool.store(nullptr, std::memory_order_release);
@@ -135,7 +157,7 @@ Pool* detail::pool_owning(Addr address) {
 bool forked() { return is_forked_child.load(std::memory_order_acquire); }
 
 void on_pool_made(PoolHook hook) {
-  State& s = state();
+  Registry& s = registry();
   std::lock_guard lock(s.mutex);
   s.hooks.push_back(hook);
   for (int device = 0; device < kDevicesMax; ++device)
@@ -159,7 +181,7 @@ ForeignCall::~ForeignCall() {
 
 TraceRecorder* recorder(int device) {
   if (device < 0 || device >= kDevicesMax) return nullptr;
-  State& s = state();
+  Registry& s = registry();
   std::lock_guard lock(s.mutex);
   return s.recorders[device].get();
 }

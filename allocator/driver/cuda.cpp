@@ -28,6 +28,7 @@
 #include "driver/cuda_table.hpp"
 #include "driver/driver.hpp"
 #include "driver/host_ranges.hpp"
+#include "driver/refusals.hpp"
 #include "driver/slot_table.hpp"
 #include "driver/touched_host.hpp"
 
@@ -58,8 +59,6 @@ Code code_of(Result result) {
 }
 
 Status status_of(const char* call, Result result) { return {code_of(result), call, result}; }
-Status invalid(const char* call) { return {Code::invalid, call, kErrorInvalidValue}; }
-Status unsupported(const char* call) { return {Code::unsupported, call, kErrorNotSupported}; }
 
 std::string describe(const CudaTable& cuda, Result result) {
   const char* text = nullptr;

@@ -25,21 +25,18 @@
 #include "driver/host_pages.hpp"
 #include "driver/host_ranges.hpp"
 #include "driver/ledger.hpp"
+#include "driver/refusals.hpp"
 #include "driver/touched_host.hpp"
 #include "driver/virtual_streams.hpp"
 
 namespace dymem {
 namespace {
 
-constexpr int kNativeInvalid = 1, kNativeOutOfMemory = 2, kNativeInvalidHandle = 400, kNativeNotReady = 600,
-              kNativeUnsupported = 801;
 constexpr Addr kInventedBase = 0x10'0000'0000;
 constexpr Addr kInventedEnd = Addr{1} << 47;
 constexpr Bytes kHostPage = 4096;
 
-Status invalid(const char* call) { return {Code::invalid, call, kNativeInvalid}; }
-Status exhausted(const char* call) { return {Code::out_of_memory, call, kNativeOutOfMemory}; }
-Status unsupported(const char* call) { return {Code::unsupported, call, kNativeUnsupported}; }
+Status exhausted(const char* call) { return {Code::out_of_memory, call, cuda_abi::kErrorOutOfMemory}; }
 Status host_failed(const char* call, int error) {
   return {error == ENOMEM ? Code::out_of_memory : Code::failed, call, error};
 }
@@ -363,7 +360,7 @@ class Emulated final : public EmulatedDriver {
 
   Status event_record(EventId event, StreamId stream) override {
     const Lock lock(mutex_);
-    if (streams_.is_destroyed(stream)) return {Code::failed, "event_record", kNativeInvalidHandle};
+    if (streams_.is_destroyed(stream)) return {Code::failed, "event_record", cuda_abi::kErrorInvalidHandle};
     if (!streams_.record(event, stream)) return invalid("event_record");
     ++counters_.event_record;
     return {};
@@ -375,7 +372,7 @@ class Emulated final : public EmulatedDriver {
     if (!streams_.completion(event, &done)) return invalid("event_query");
     ++counters_.event_query;
     if (done <= streams_.now()) return {};
-    return {Code::not_ready, "event_query", kNativeNotReady};
+    return {Code::not_ready, "event_query", cuda_abi::kErrorNotReady};
   }
 
   Status event_synchronize(EventId event) override {

@@ -8,15 +8,15 @@
 namespace dymem {
 namespace {
 
-constexpr std::uint32_t kNone = ~std::uint32_t{0};
+constexpr std::uint32_t kNever = ~std::uint32_t{0};
 constexpr std::uint64_t kSteps = StreamSteps::kFar + 2;  // how many different ones there are
 
 constexpr std::uint64_t power(std::uint64_t base, std::size_t n) { return n ? base * power(base, n - 1) : 1; }
 constexpr std::uint64_t kOldest = power(kSteps, PeriodFinder::kContext - 1);
 static_assert(kOldest <= ~std::uint64_t{0} / kSteps);
 
-struct Place {
-  std::uint32_t gap = kNone;
+struct StepPlace {
+  std::uint32_t gap = kNever;
   bool steady = false;  // its context was met three times, in like gaps
   bool fresh = false;   // it was met for the second time
 };
@@ -31,24 +31,24 @@ bool near(std::uint32_t gap, std::uint32_t period) {
   return 4 * apart <= period;
 }
 
-std::vector<Place> places_of(const std::vector<std::int8_t>& steps) {
+std::vector<StepPlace> places_of(const std::vector<std::int8_t>& steps) {
   const std::size_t n = steps.size();
-  std::vector<Place> places(n);
+  std::vector<StepPlace> places(n);
   std::vector<std::uint64_t> contexts(n);
   std::size_t slots = 64;
   while (slots < 2 * n) slots *= 2;
-  std::vector<std::uint32_t> last(slots, kNone);  // where a context was met last, by open addressing
+  std::vector<std::uint32_t> last(slots, kNever);  // where a context was met last, by open addressing
   std::uint64_t context = 0;
   for (std::size_t i = 0; i < n; i++) {
     context = context % kOldest * kSteps + std::uint64_t(steps[i] - StreamSteps::kOther);
     contexts[i] = context;
     if (i + 1 < PeriodFinder::kContext) continue;
     std::size_t slot = std::size_t((context * 0x9e3779b97f4a7c15u) >> 20) & (slots - 1);
-    while (last[slot] != kNone && contexts[last[slot]] != context) slot = (slot + 1) & (slots - 1);
-    if (const std::uint32_t before = last[slot]; before != kNone) {
-      Place& p = places[i];
+    while (last[slot] != kNever && contexts[last[slot]] != context) slot = (slot + 1) & (slots - 1);
+    if (const std::uint32_t before = last[slot]; before != kNever) {
+      StepPlace& p = places[i];
       p.gap = std::uint32_t(i) - before;
-      p.fresh = places[before].gap == kNone;
+      p.fresh = places[before].gap == kNever;
       p.steady = !p.fresh && like(p.gap, places[before].gap);
     }
     last[slot] = std::uint32_t(i);
@@ -56,7 +56,7 @@ std::vector<Place> places_of(const std::vector<std::int8_t>& steps) {
   return places;
 }
 
-std::uint32_t repeats_of(const std::vector<Place>& places, std::uint32_t period) {
+std::uint32_t repeats_of(const std::vector<StepPlace>& places, std::uint32_t period) {
   std::uint32_t repeats = 0;
   for (std::size_t end = places.size(); end >= period; end -= period, repeats++) {
     std::uint64_t strange = 0;
@@ -80,9 +80,9 @@ std::uint32_t since_fewest(const std::vector<std::int8_t>& steps, std::uint32_t 
 
 Period find_period(const std::vector<std::int8_t>& steps) {
   const std::size_t n = steps.size();
-  const std::vector<Place> places = places_of(steps);
+  const std::vector<StepPlace> places = places_of(steps);
   std::vector<bool> met(n / 2 + 1);  // gaps that may be a period, or become one
-  for (const Place& p : places)
+  for (const StepPlace& p : places)
     if (p.gap < met.size()) met[p.gap] = true;
   std::vector<std::uint32_t> counts(met.size());
   for (std::size_t top = met.size(); top-- > 1;) {
@@ -98,7 +98,7 @@ Period find_period(const std::vector<std::int8_t>& steps) {
     if (!period) continue;
     std::uint64_t steady = 0, fresh = 0, strange = 0;
     for (std::size_t i = n - 2 * std::size_t{period}; i < n; i++) {
-      const Place& p = places[i];
+      const StepPlace& p = places[i];
       strange += beyond(p.gap, period);
       steady += p.steady && near(p.gap, period);
       fresh += p.fresh && near(p.gap, period);

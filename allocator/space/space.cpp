@@ -163,8 +163,8 @@ Status Space::give_back(GranuleId id) {
   Granule& g = granules_[id];
   DYMEM_CHECK(!contiguous_, "a slab cannot be given back in parts");
   // Alias views first: each is a whole mapping of its own, so the region around it stays mapped.
-  for (RegionId r : g.regions) {
-    Region& region = regions_[r];
+  while (!g.regions.empty()) {
+    Region& region = regions_[g.regions.front()];
     for (std::size_t i = 0; i < region.granules.size(); i++)
       if (region.granules[i] == id) {
         Status s = driver_.unmap(region.at[i], g.size);
@@ -173,8 +173,8 @@ Status Space::give_back(GranuleId id) {
         region.granules[i] = kNone;
         region.broken = true;
       }
+    g.regions.erase(g.regions.begin());  // one by one: of what is kept, the regions that still see it
   }
-  g.regions.clear();
   Status s = driver_.unmap(g.home, g.size);
   if (!s.ok()) return s;
   uncount_view(g.size);

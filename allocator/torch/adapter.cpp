@@ -17,21 +17,17 @@
 
 #include "abi/entry.hpp"
 #include "abi/peer_driver.hpp"
+#include "base/pointers.hpp"
 #include "torch/following.hpp"
 #include "torch/history.hpp"
 #include "torch/inside.hpp"
+#include "torch/raise.hpp"
 #include "torch/searching.hpp"
 #include "torch/watching.hpp"
 
 namespace dymem {
 namespace {
 
-// Sentences are put together here and not by TORCH_CHECK, whose formatting of numbers (standard streams, inlined into
-// this library) was seen to crash with torch 2.11 and g++ 13.3; the cause is not known, only that this does not.
-[[noreturn]] void raise(const std::string& sentence) { TORCH_CHECK(false, sentence); }
-
-Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
-StreamId to_stream(cudaStream_t stream) { return reinterpret_cast<StreamId>(stream); }
 c10::Device cuda_device(int device) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device)}; }
 
 const c10::impl::PyInterpreter* gpu_trace() { return c10::impl::GPUTrace::get_trace(); }

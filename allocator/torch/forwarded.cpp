@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "abi/entry.hpp"
+#include "base/pointers.hpp"
 #include "torch/inside.hpp"
 
 namespace dymem {
@@ -25,8 +26,6 @@ Bytes growth_of(size_t size) { return size <= kMiB ? kSmallSegment : round_up(si
 // How often the other is asked for figures that turn out older than those known, or from before they were reset. Each time
 // another thread has come between.
 constexpr int kSettleTries = 1000;
-
-Addr to_addr(const void* pointer) { return reinterpret_cast<Addr>(pointer); }
 
 void copy(const c10::CachingAllocator::StatArray& from, StatArray& to) {
   for (int p = 0; p < kStatPools; p++) to[p] = {from[p].current, from[p].peak, from[p].allocated, from[p].freed};
@@ -228,7 +227,7 @@ c10::DataPtr Forwarded::allocate_with_address(size_t size, void* address) {
 void Forwarded::remember(void* pointer, int device) {
   try {
     std::lock_guard lock(held_mutex_);
-    held_[pointer] = device;
+    held_[pointer] = {device, ++remembered_};
     held_count_.store(held_.size(), std::memory_order_relaxed);
     return;
   } catch (const std::bad_alloc&) {
@@ -243,7 +242,7 @@ bool Forwarded::forget(const void* pointer, int* device) {
   std::lock_guard lock(held_mutex_);
   const auto found = held_.find(pointer);
   if (found == held_.end()) return false;
-  *device = found->second;
+  *device = found->second.device;
   held_.erase(found);
   held_count_.store(held_.size(), std::memory_order_relaxed);
   return true;
@@ -282,7 +281,7 @@ void Forwarded::record_stream(void* pointer, c10::cuda::CUDAStream stream) {
     std::lock_guard lock(held_mutex_);
     const auto found = held_.find(pointer);
     if (found == held_.end()) return;
-    device = found->second;
+    device = found->second.device;
   }
   const auto index = static_cast<c10::DeviceIndex>(device);
   // The other allocator only looks at data with its own deleter; this one is never run.

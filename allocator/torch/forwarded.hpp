@@ -127,7 +127,12 @@ class Forwarded {
   bool draining_ = false;                                             // those are being made; under start_mutex_
 
   mutable std::mutex held_mutex_;
-  std::unordered_map<const void*, int> held_;  // address -> device
+  struct Held {
+    int device;
+    std::uint64_t number;  // of remembering
+  };
+  std::unordered_map<const void*, Held> held_;
+  std::uint64_t remembered_ = 0;
   std::atomic<size_t> held_count_{0};
 
   std::mutex open_mutex_;

@@ -4,7 +4,10 @@
 #include <c10/util/ApproximateClock.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
+#include <memory>
+#include <new>
 
 #include "abi/registry.hpp"
 #include "torch/watching.hpp"
@@ -71,9 +74,28 @@ struct History::Thread {
 };
 
 namespace {
+// Blocks may be freed after the thread's own objects have ended (by others of them, or at exit): then it is made anew.
+alignas(History::Thread) thread_local constinit std::byte thread_room[sizeof(History::Thread)] = {};
+thread_local constinit bool thread_made = false;
+History::Thread* thread_here() { return std::launder(reinterpret_cast<History::Thread*>(thread_room)); }
+
+struct ThreadEnds {
+  ~ThreadEnds() {
+    if (!thread_made) return;
+    History::Thread ended = std::move(*thread_here());  // what it held may call back when it goes
+    std::destroy_at(thread_here());
+    thread_made = false;
+  }
+};
+
 History::Thread& this_thread() {
-  static thread_local History::Thread thread;
-  return thread;
+  if (__builtin_expect(!thread_made, 0)) {
+    new (thread_room) History::Thread;
+    thread_made = true;
+    static thread_local ThreadEnds ends;
+    (void)ends;
+  }
+  return *thread_here();
 }
 }  // namespace
 

@@ -7,14 +7,9 @@
 #include "abi/sharing.hpp"
 
 #include "torch/adapter.hpp"
+#include "torch/raise.hpp"
 
 namespace dymem {
-namespace {
-
-// Put together outside of TORCH_CHECK, as in adapter.cpp.
-[[noreturn]] void raise(const std::string& sentence) { TORCH_CHECK(false, sentence); }
-
-}  // namespace
 
 native::ShareableHandle TorchAllocator::shareIpcHandle(void* pointer) {
   if (forwarded_.holds(pointer)) return forwarded_.share(pointer);  // of a graph or a MemPool

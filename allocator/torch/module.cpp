@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/pointers.hpp"
 #include "torch/adapter.hpp"
 #include "torch/stand_in.hpp"
 
@@ -29,9 +30,6 @@ struct HeldData {
 struct ReceivedData {
   std::shared_ptr<void> base;
 };
-
-std::uintptr_t as_integer(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-void* as_pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 // A callback that PyTorch runs when memory is short, made of what Python gave. Registered once; the function can
 // change.

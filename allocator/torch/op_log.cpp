@@ -18,7 +18,7 @@ namespace profiling = torch::profiler::impl;
 constexpr std::uint64_t kNone = ~std::uint64_t{0};
 constexpr std::size_t kFirstEntries = 1 << 18;
 
-std::uint16_t this_thread() { return std::uint16_t(at::RecordFunction::currentThreadId()); }
+std::uint16_t thread_number() { return std::uint16_t(at::RecordFunction::currentThreadId()); }
 
 // A handful of entries on the stack; more goes to the heap.
 using Entries = c10::SmallVector<OpEntry, 24>;
@@ -175,7 +175,7 @@ void OpLog::start(bool host) {
     lost_ = 0;
   }
   host_ = host;
-  thread_ = this_thread();
+  thread_ = thread_number();
   ++run_;
   running_.store(true, std::memory_order_release);
   if (host) {
@@ -242,7 +242,7 @@ void OpLog::add_memory(OpEntryKind kind, std::uint8_t device, Addr at, Bytes siz
                        StreamId stream) noexcept {
   std::lock_guard lock(mutex_);
   try {
-    const OpEntry entry{kind, device, this_thread(), stream_number(stream), at, size, number};
+    const OpEntry entry{kind, device, thread_number(), stream_number(stream), at, size, number};
     add(&entry, 1);
   } catch (...) {
     ++lost_;
@@ -282,7 +282,7 @@ std::unique_ptr<at::ObserverContext> OpLog::began(const at::RecordFunction& fn) 
     std::uint8_t flags = at::GradMode::is_enabled() ? OpFlags::grad : 0;
     if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) flags |= OpFlags::node;
     if (fn.scope() == at::RecordScope::USER_SCOPE) flags |= OpFlags::user;
-    const std::uint16_t thread = this_thread();
+    const std::uint16_t thread = thread_number();
     for (OpEntry& entry : entries) entry.thread = thread;
     std::lock_guard lock(log.mutex_);
     entries[0] = {OpEntryKind::begin,   flags, thread, log.name_number(name), std::uint64_t(fn.seqNr()),
@@ -302,7 +302,7 @@ void OpLog::ended(const at::RecordFunction& fn, at::ObserverContext*) {
   const Open which = open.back();
   open.pop_back();
   if (which == Open::passed) return;
-  const OpEntry entry{OpEntryKind::end, 0, this_thread(), 0, 0, 0, 0};
+  const OpEntry entry{OpEntryKind::end, 0, thread_number(), 0, 0, 0, 0};
   std::lock_guard lock(log.mutex_);
   log.add(&entry, 1);
 }

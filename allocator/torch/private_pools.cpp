@@ -1,5 +1,6 @@
 // Forwarded's private pools: opening, closing, counting and restoring them, and those who watch (F1..F3).
 #include <algorithm>
+#include <unordered_set>
 
 #include "torch/forwarded.hpp"
 #include "torch/inside.hpp"
@@ -115,15 +116,27 @@ std::shared_ptr<native::AllocatorState> Forwarded::checkpoint(c10::DeviceIndex d
 native::CheckpointDelta Forwarded::restore(c10::DeviceIndex device, std::shared_ptr<native::AllocatorState> state) {
   native::CUDAAllocator& other = start();
   native::CheckpointDelta delta;
+  std::uint64_t before = 0;
+  {
+    std::lock_guard lock(held_mutex_);
+    before = remembered_;
+  }
   {
     InsideOther inside;
     delta = other.setCheckpointPoolState(device, std::move(state));
   }
-  int ignored = 0;
-  for (const void* freed : delta.ptrs_freed) forget(freed, &ignored);
+  // Other threads go on meanwhile. What was held and is again stays as it is: if it is missing by now, it was freed since.
+  // What they were handed since, at an address that became free, is theirs.
+  std::unordered_set<const void*> freed(delta.ptrs_freed.begin(), delta.ptrs_freed.end());
   for (c10::DataPtr& data : delta.dataptrs_allocd) {
-    remember(data.get(), device);
+    if (!freed.erase(data.get())) remember(data.get(), device);
     data.compare_exchange_deleter(data.get_deleter(), deleter_);
+  }
+  {
+    std::lock_guard lock(held_mutex_);
+    for (const void* gone : freed)
+      if (const auto found = held_.find(gone); found != held_.end() && found->second.number <= before) held_.erase(found);
+    held_count_.store(held_.size(), std::memory_order_relaxed);
   }
   settle(device);
   return delta;

@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "base/pointers.hpp"
 #include "torch/adapter.hpp"
 
 namespace py = pybind11;
@@ -392,8 +393,6 @@ StandIn& stand_in() {
   static StandIn* const one = new StandIn;
   return *one;
 }
-
-void* as_pointer(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 struct HeldState {
   std::shared_ptr<native::AllocatorState> state;

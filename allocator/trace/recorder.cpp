@@ -12,28 +12,15 @@
 #include "trace/recorder.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <mutex>
 #include <unordered_set>
+
+#include "base/lock.hpp"
 
 namespace dymem {
 namespace {
 
 constexpr std::uint64_t kChunkEvents = 64 * 1024;
-
-class SpinLock {
- public:
-  void lock() {
-    while (flag_.test_and_set(std::memory_order_acquire)) {
-      while (flag_.test(std::memory_order_relaxed)) {
-      }
-    }
-  }
-  void unlock() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag flag_;
-};
 
 // Zeroed, so that its pages are there before the first store.
 using Chunk = std::shared_ptr<std::vector<TraceEvent>>;
@@ -67,7 +54,7 @@ struct TraceRecorder::Impl {
     if (!ahead) ahead = make_chunk(chunk_events);
   }
 
-  mutable SpinLock lock;
+  mutable Lock lock;
   const std::uint64_t max_events;
   const std::uint64_t chunk_events;
   std::deque<Chunk> full;  // oldest first

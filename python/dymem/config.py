@@ -17,6 +17,7 @@ from dymem.errors import ConfigError
 ENVIRONMENT = "DYMEM_CONF"
 _UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
           "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_SPACE = " \t\n\v\f\r"  # what the core takes for space; str.strip() alone takes more
 _SIZE_MAX = 1 << 46  # kRequestMax: what no device has
 
 
@@ -25,17 +26,18 @@ def parse_bytes(text: str | int | float) -> int:
     memory) is rounded down."""
     if isinstance(text, float):
         return _whole_bytes(text)
-    word = _words(text).strip().lower()
+    word = _words(text).strip(_SPACE)
+    word = word.lower() if word.isascii() else word  # a Kelvin sign is no k
     if word == "none":
         return 0
-    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]*)", word)
+    match = word.isascii() and re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)[ \t\n\v\f\r]*([a-z]*)", word)
     plain = match and not match[2] and match[1].isdigit()
     if not match or not (plain or match[2] in _UNITS):
         raise ConfigError(f"'{shortened(text)}' is not a size; write 20GiB, 512MiB or a number of bytes.")
     value = float(match[1]) * _UNITS[match[2] or "b"]  # exact where it matters: whole numbers up to _SIZE_MAX
     if value > _SIZE_MAX:  # infinite too
         raise ConfigError(f"'{shortened(text)}' is more memory than any device has; write for example 20GiB.")
-    return int(value + 0.5)
+    return int(value) + (value % 1 >= 0.5)  # int(value + 0.5) makes 1 of what is just below 0.5
 
 
 def _whole_bytes(value: float) -> int:
@@ -93,16 +95,16 @@ def _switch(text: str | bool) -> bool:
 
 
 def _ratio(text: str | float) -> float:
-    word = _words(text).strip().lower()
+    word = _words(text).strip(_SPACE).lower()
     number = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", word)  # float() reads more than the core does
     value = float(word) if number else -1.0
-    if not 0.0 <= value <= 1.0:
+    if not 0.0 <= value <= 1.0 or (value == 0.0 and re.search("[1-9]", number[1])):  # too small to be told from 0
         raise ConfigError(f"'{shortened(text)}' is not a number from 0 to 1.")
     return value
 
 
 def _count(text: str | int) -> int:
-    if not re.fullmatch(r"[0-9]{1,2}", _words(text)) or not 1 <= int(text) <= 64:
+    if not re.fullmatch(r"0*[0-9]{1,2}", _words(text)) or not 1 <= int(text) <= 64:
         raise ConfigError(f"'{shortened(text)}' is not a number from 1 to 64.")
     return int(text)
 
@@ -177,14 +179,15 @@ class Config:
     def from_conf(cls, text: str) -> "Config":
         """From "key:value,key:value", the form of DYMEM_CONF."""
         values: dict[str, str] = {}
-        for item in filter(None, (part.strip() for part in text.split(","))):
+        for item in filter(None, (part.strip(_SPACE) for part in text.split(","))):
             key, colon, value = item.partition(":")
             if not colon:
                 raise ConfigError(f"'{shortened(item)}' is not key:value, for example limit:20GiB; the keys are "
                                   f"{', '.join(cls.keys())}.")
-            if key.strip() in values:
-                raise ConfigError(f"'{shortened(key.strip())}' stands there twice.")
-            values[key.strip()] = value.strip()
+            key = key.strip(_SPACE)
+            if key in values:
+                raise ConfigError(f"'{shortened(key)}' stands there twice.")
+            values[key] = value.strip(_SPACE)
         return cls.from_mapping(values)
 
     @classmethod

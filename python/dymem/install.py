@@ -21,12 +21,20 @@ _lock = threading.Lock()
 _installed: Config | None = None
 
 
+def _unlock_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # whoever held it is not there
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 def install(config: Config | Mapping[str, object] | str | None = None, **keys: object) -> None:
     """Make dymem PyTorch's CUDA allocator; call it before the first use of CUDA.
 
     `config` is a Config, a mapping or the text of DYMEM_CONF; without one, DYMEM_CONF is used. `keys` (limit="20GiB",
     trace=True, ...) are set on top of it. Installing again with the same configuration does nothing, with another one
-    raises InstallError. The first call on a machine compiles the adapter: about three minutes of one core's time,
+    raises InstallError. The first call on a machine compiles the adapter: about a minute of one core's time,
     shared by the cores that there are.
     """
     global _installed

@@ -1,5 +1,10 @@
 """Memory history: what entries say, whose frames they carry, what switching does, who else listens."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from snapshot_rules import ruled  # noqa: F401  a fixture
@@ -338,3 +343,41 @@ def test_a_forked_child_leaves_the_history_alone(ruled):
             os._exit(0 if _torch.is_history_enabled() else 7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     """)
+
+
+ENDING = r"""
+struct Ends { void (*call)(void*) = nullptr; void* with = nullptr; ~Ends() { if (call) call(with); } };
+static thread_local Ends ends;
+extern "C" void at_the_end(void (*call)(void*), void* with) { ends.call = call, ends.with = with; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_block_freed_while_its_thread_ends_is_freed(first_build, tmp_path):
+    """By an object of the thread that goes after ours: what was said on that thread is not looked at any more."""
+    (tmp_path / "ending.cpp").write_text(ENDING)
+    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "ending.cpp"), "-o", str(tmp_path / "ending.so")], check=True)
+    code = f"""
+import ctypes, threading, time, torch, dymem
+dymem.install(driver="emulated", emulated_capacity="64MiB")
+from dymem import _torch
+library = ctypes.CDLL({str(tmp_path / "ending.so")!r})
+library.at_the_end.argtypes = [ctypes.c_void_p] * 2
+block = _torch.raw_alloc(4096)
+_torch.record_history(True)
+def run():
+    library.at_the_end(_torch.raw_deleter(), block)  # before anything of ours is made on this thread: it goes last
+    _torch.set_metadata("step 17 of a run whose name is too long to lie within a string")
+    _torch.push_compile_context("0/1 of a compilation whose name is too long to lie within a string")
+    _torch.raw_delete(_torch.raw_alloc(512))
+thread = threading.Thread(target=run)
+thread.start(), thread.join()
+until = time.monotonic() + 30  # joining waits for Python's part of a thread only
+while dymem.memory_stats()["allocation.all.current"] and time.monotonic() < until:
+    time.sleep(0.01)
+assert dymem.memory_stats()["allocation.all.current"] == 0
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                         # what is freed is overwritten
+                         env={**os.environ, "DYMEM_CACHE": str(first_build.cache), "MALLOC_PERTURB_": "165"})
+    assert run.returncode == 0 and run.stderr == "", run.stderr

@@ -32,6 +32,43 @@ def test_it_is_pytorchs_allocator_and_nothing_was_touched(script):
     """)
 
 
+def test_a_child_forked_while_another_thread_installs_can_install(script):
+    """Whoever held the locks is not in the child; and the child, alive, holds none that others wait for."""
+    script("""
+        import fcntl, signal, tempfile, threading, time
+        from pathlib import Path
+        from dymem import _adapter_build
+        folder = Path(tempfile.mkdtemp())
+        real, building = _adapter_build.load, threading.Event()
+        def slow(torch):
+            with _adapter_build._locked(folder):
+                building.set()
+                time.sleep(1)
+            return real(torch)
+        _adapter_build.load = slow
+        parent = threading.Thread(target=lambda: dymem.install(driver="emulated"))
+        parent.start()
+        building.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            _adapter_build.load = real
+            dymem.install(driver="emulated")
+            os.close(1)
+            time.sleep(600)
+        parent.join()
+        asked = time.monotonic()
+        with open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free, although the child has it open
+        try:
+            while "_torch.so" not in open(f"/proc/{child}/maps").read():  # its install() went through
+                assert os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < asked + 50
+                time.sleep(0.05)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    """, conf=None)
+
+
 def test_again_with_the_same_configuration_does_nothing_with_another_raises(script):
     script("""
         dymem.install(dymem.Config(driver="emulated", emulated_capacity=64 * MiB))

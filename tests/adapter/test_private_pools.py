@@ -144,6 +144,28 @@ def test_a_checkpoint_is_restored_with_the_one_deleter(pools):
     """)
 
 
+def test_frees_by_another_thread_while_a_checkpoint_is_restored_are_not_lost(pools):
+    """From when the other allocator has restored it, what was held and is again may be freed; ours learns of it later."""
+    pools("""
+        import threading
+        for turn in range(12):
+            pool = (turn + 2, 0)
+            _torch.begin_pool(pool)
+            kept = sorted((_torch.allocate_on(MiB) for _ in range(600)), key=lambda data: data.address)
+            state = _torch.checkpoint(pool)
+            _torch.end_pool(pool)
+            before = facts()["live"] - len(kept)
+            other = threading.Thread(target=lambda: _torch.restore(state))
+            other.start()
+            while facts().get("restore", 0) <= turn:
+                pass
+            for data in kept:
+                data.free()
+            other.join()
+            assert facts()["live"] == before and own("forwarded_live_bytes.current") == before * MiB
+    """, conf="driver='emulated', emulated_capacity='64GiB'")
+
+
 def test_statistics_of_both_with_their_joint_peak(pools):
     pools("""
         eager = [_torch.allocate_on(8 * MiB)]

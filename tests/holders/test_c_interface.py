@@ -123,6 +123,77 @@ assert {key for key in dymem.memory_stats() if key.startswith("held_bytes.")} ==
     assert run.returncode == 0, run.stderr
 
 
+ENDS = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include "dymem.h"
+// Takes small blocks of the heap, as whoever runs last might, and looks whether a failure of dymem's writes to them.
+static void fails(const char* when) {
+  static unsigned char* held[512];
+  for (int i = 0; i < 512; i++) memset(held[i] = (unsigned char*)malloc(16 + 8 * (i % 64)), 0x11, 16 + 8 * (i % 64));
+  const int status = dymem_release((void*)0x1234);
+  int bad = 0;
+  for (int i = 0; i < 512; i++)
+    for (int k = 0; k < 16 + 8 * (i % 64); k++) bad += held[i][k] != 0x11;
+  std::printf("%s %d %d %s\n", when, status, bad, dymem_last_error());
+}
+struct Ends { const char* when = nullptr; ~Ends() { if (when) fails(when); } };
+static thread_local Ends of_thread;
+static Ends of_process{"process"};
+int main() {
+  dymem_configure("driver:emulated");
+  std::thread([] { of_thread.when = "thread"; dymem_release((void*)0x1000); }).join();
+  dymem_release((void*)0x1000);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_failures_while_a_thread_or_the_process_ends_write_to_nothing_that_has_gone(tmp_path):
+    """Objects of a thread, and static ones, release memory in their destructors, when ours may have run."""
+    library = dymem.library_path()
+    (tmp_path / "ends.cpp").write_text(ENDS)
+    subprocess.run(["g++", "-pthread", "-I", dymem.include_path(), tmp_path / "ends.cpp", library,
+                    f"-Wl,-rpath,{os.path.dirname(library)}", "-o", tmp_path / "ends"], check=True)
+    run = subprocess.run([tmp_path / "ends"], capture_output=True, text=True, env={"MALLOC_PERTURB_": "165"})
+    assert run.returncode == 0, run.stderr
+    for line, when in zip(run.stdout.splitlines(), ("thread", "process"), strict=True):
+        assert line.startswith(f"{when} 2 0 dymem: ") and "is not held" in line, line
+
+
+def test_a_child_forked_while_another_thread_makes_the_pool_is_told(python):
+    """And does not wait for a lock whose holder is not there; one that is forked before the first use begins anew."""
+    run = python("-c", """
+import os, signal, threading, dymem
+from dymem import _core
+def in_child(ask):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # which ends it
+        os._exit(ask())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def hold():
+    try:
+        _core.abi.release(_core.abi.hold(1 << 20, 0, 0, "cupy"))
+        return 0
+    except dymem.DymemError as error:
+        return 3 if "was forked from one that had already used the GPU" in str(error) else 4
+def round():
+    maker = threading.Thread(target=hold)
+    maker.start()
+    told = []
+    while maker.is_alive() or not told:
+        told.append(in_child(hold))
+    return 0 if set(told) <= {0, 3} and in_child(hold) == 3 else 5
+for _ in range(40):
+    assert in_child(round) == 0
+assert in_child(hold) == 0
+""", env={"DYMEM_CONF": "driver:emulated"})
+    assert run.returncode == 0, run.stderr
+
+
 def test_a_forked_child_lets_go_of_nothing(python):
     run = python("-c", """
 import os, dymem

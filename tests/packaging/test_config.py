@@ -36,7 +36,8 @@ def _text(value):
     "backing:vmm", "backing:Contiguous", "alias:off", "alias:False", "debug:1", "grow_ratio:0.05", "grow_ratio:0",
     "grow_slack:0", "driver:emulated,emulated_capacity:1GiB,emulated_devices:64", "trace:yes",
     " limit : 1KiB , alias:no,", "limit:.5GiB", "limit:5.GiB", "grow_ratio:.5", "grow_ratio:5e-1", "grow_ratio: 0.5",
-    "grow_ratio:1e-5",
+    "grow_ratio:1e-5", "emulated_devices:007", "emulated_devices:0064", "grow_ratio:0e-999", "grow_ratio:4e-324",
+    "limit:\v1\fKiB\r", "\tlimit\n:1KiB", "limit:63.999999999999999TiB", "emulated_capacity:0.5B", "grow_slack:2.5B",
 ])
 def test_both_parsers_agree(text):
     from dymem import _core
@@ -50,7 +51,10 @@ def test_both_parsers_agree(text):
     "emulated_devices:0", "emulated_devices:65", "emulated_capacity:0", "driver:", "limit:999999TiB",
     "limit:\u0663", "emulated_devices:\u0663", "grow_ratio:\u0663", "grow_ratio:0_0.5", "grow_ratio:0x1p-3", "grow_ratio:+0.5",
     "grow_ratio:-0", "grow_ratio:", "grow_ratio:0.5 x", "limit:1e3KiB", "limit:-0GiB", "limit:0x10", "limit:99999999999999999",
-    "debug:on,backing:contiguous", "limit:" + "9" * 400 + "GiB", "limit:.", "grow_ratio:.", *(key + "x" * 5000 for key in (
+    "grow_ratio:1e-400", "grow_ratio:2e-324", "limit:1\u212aB", "limit:1\u212aiB", "limit:1\xa0KiB", "limit:\x1c1KiB",
+    "\u3000limit:1KiB", "limit\x85:1KiB", "alias:on\u2003", "emulated_devices:0065", "emulated_capacity:0.499999999999999959B",
+    "emulated_capacity:0.4B", "debug:on,backing:contiguous",
+    "limit:" + "9" * 400 + "GiB", "limit:.", "grow_ratio:.", *(key + "x" * 5000 for key in (
         "alias:", "grow_ratio:", "emulated_devices:", "backing:", "", "limit:")), "x" * 5000 + ":1", ("x" * 5000 + ":1,") * 2,
 ])
 def test_both_parsers_refuse(text):

@@ -5,11 +5,12 @@ freed the device holds nothing. The run under test grows, splits, stitches, cros
 """
 
 import itertools
+import random
 
 import pytest
 
 from devices import CODES, Device, make_pool
-from pool_model import MIB, Model
+from pool_model import MIB, UNIT, Held, Model
 
 from dymem.errors import DriverError, OutOfMemory
 
@@ -21,7 +22,7 @@ class Script:
     """One run: every step may raise; what was not done is skipped, and the rest goes on."""
 
     def __init__(self, device, pool):
-        self.model = Model(device, pool)
+        self.model = Model(device, pool, sampled=True)
         self.failures = 0
 
     def attempt(self, call):
@@ -188,3 +189,46 @@ def test_granules_that_moved_before_a_move_failed_are_counted_where_they_are():
         if not failed:
             break
     assert (0, False) in states, "no call failed between two moves: this tests nothing"
+
+
+@pytest.mark.parametrize("at, size", [(0, MIB), (700 * UNIT, 2 * MIB), (5 * MIB - 200 * UNIT, 200 * UNIT)])
+def test_what_is_sampled_shows_bytes_that_were_given_twice(at, size):
+    """Of the model above: that it can fail."""
+    device = Device()
+    model = Model(device, make_pool(device), sampled=True)
+    held = model.malloc(5 * MIB, 0)
+    model.fill(Held(99, held.address + at, size, size, 0, "untagged"))
+    with pytest.raises(AssertionError, match="lost its bytes"):
+        model.verify(held)
+
+
+def test_a_granule_given_back_by_half_is_in_no_region_that_it_left():
+    """It lies in several regions; one lets go of it, the next is refused. Then it is used again, and all sleeps."""
+    halves = 0
+    for seed, nth in itertools.product((20, 548, 549, 550), range(4, 24)):
+        draw = random.Random(seed)
+        device = Device(bytes=False)
+        pool = make_pool(device)
+        held = []
+        for _ in range(draw.randint(30, 90)):
+            if held and draw.random() < 0.5:
+                pool.free(held.pop(draw.randrange(len(held))))
+            else:
+                held.append(pool.malloc(draw.choice([3, 5, 8, 13, 20, 30, 45, 60, 90]) * MIB, 0))
+            if len(held) > 14:
+                pool.free(held.pop(draw.randrange(len(held))))
+        device.faulty.fail_nth(nth, False, CODES.failed)
+        try:
+            pool.trim()
+        except DriverError:
+            halves += 1
+        device.faulty.disarm()
+        held += [pool.malloc(draw.choice([2, 4, 8, 16]) * MIB, 0) for _ in range(12)]
+        pool.sleep(keep=[], drop_untagged=True)
+        assert pool.audit() == [] and device.violations() == []
+        pool.wake()
+        for address in held:
+            pool.free(address)
+        del pool
+        assert device.emulated.physical_in_use() == 0 and device.emulated.mappings() == 0
+    assert halves > 20, "hardly any call failed: this tests nothing"

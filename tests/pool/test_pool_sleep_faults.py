@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 def make():
     device = Device()
-    model = Model(device, make_pool(device))
+    model = Model(device, make_pool(device), sampled=True)
     build(model)
     with Tagged("kv"):
         cache = [model.malloc(20 * MIB, 0), model.malloc(3 * MIB, 7)]
