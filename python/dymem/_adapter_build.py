@@ -183,9 +183,9 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
     try:
         work.mkdir()
         objects, commands = [], []
-        for number, part in enumerate(parts(list((sources / "torch").glob("*.cpp")))):
+        for number, part in enumerate(_parts(list((sources / "torch").glob("*.cpp")))):
             together = work / f"part{number}.cpp"
-            together.write_bytes(b"".join(b'#include "torch/%b"\n' % os.fsencode(path.name) for path in part))
+            together.write_text("".join(f'#include "torch/{path.name}"\n' for path in part))
             objects.append(str(work / f"part{number}.o"))
             commands.append([*compile_command, "-c", str(together), "-o", objects[-1]])
         library = work / "_torch.so"
@@ -208,7 +208,7 @@ def _build(torch: ModuleType, sources: Path, folder: Path) -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def parts(sources: list[Path], count: int = PARTS) -> list[list[Path]]:
+def _parts(sources: list[Path], count: int = PARTS) -> list[list[Path]]:
     """The files that are compiled together: `count` lists of about the same number of bytes, each in order."""
     found = [[] for _ in range(count)]
     for path in sorted(sources, key=lambda path: (-path.stat().st_size, path.name)):

@@ -27,14 +27,14 @@ def parse_bytes(text: str | int | float) -> int:
     if isinstance(text, float):
         return _whole_bytes(text)
     word = _words(text).strip(_SPACE)
-    word = word.lower() if word.isascii() else word  # a Kelvin sign is no k
-    if word == "none":
+    if word.lower() == "none":
         return 0
-    match = word.isascii() and re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)[ \t\n\v\f\r]*([a-z]*)", word)
-    plain = match and not match[2] and match[1].isdigit()
-    if not match or not (plain or match[2] in _UNITS):
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+)\s*([a-z]*)", word, re.ASCII | re.IGNORECASE)  # a Kelvin sign is no k
+    unit = match[2].lower() if match else ""
+    plain = match and not unit and match[1].isdigit()
+    if not match or not (plain or unit in _UNITS):
         raise ConfigError(f"'{shortened(text)}' is not a size; write 20GiB, 512MiB or a number of bytes.")
-    value = float(match[1]) * _UNITS[match[2] or "b"]  # exact where it matters: whole numbers up to _SIZE_MAX
+    value = float(match[1]) * _UNITS[unit or "b"]  # exact where it matters: whole numbers up to _SIZE_MAX
     if value > _SIZE_MAX:  # infinite too
         raise ConfigError(f"'{shortened(text)}' is more memory than any device has; write for example 20GiB.")
     return int(value) + (value % 1 >= 0.5)  # int(value + 0.5) makes 1 of what is just below 0.5
@@ -104,9 +104,10 @@ def _ratio(text: str | float) -> float:
 
 
 def _count(text: str | int) -> int:
-    if not re.fullmatch(r"0*[0-9]{1,2}", _words(text)) or not 1 <= int(text) <= 64:
+    number = re.fullmatch(r"0*([0-9]{1,2})", _words(text))  # int() takes no more than some thousand digits
+    if not number or not 1 <= int(number[1]) <= 64:
         raise ConfigError(f"'{shortened(text)}' is not a number from 1 to 64.")
-    return int(text)
+    return int(number[1])
 
 
 def _capacity(text: str | int | float) -> int:

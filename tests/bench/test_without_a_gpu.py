@@ -11,9 +11,10 @@ from dymem._core import driver
 @pytest.mark.parametrize("arguments, words", [
     (["paired.py", "unet_b16"], "there is no GPU here"), (["sleep.py"], "--driver emulated"),
     (["slab_sharing.py"], "slab_sharing: "),
+    (["history_cost.py", "--processes", "0"], "must be positive"),
     (["soak.py", "--scale", "nan"], "must be positive"), (["soak.py", "--scale", "inf"], "must be positive")])
 def test_one_sentence_and_exit_2(root, tmp_path, arguments, words):
-    if arguments[0] != "soak.py" and driver.cuda_device_count():
+    if arguments[0] not in ("soak.py", "history_cost.py") and driver.cuda_device_count():
         pytest.skip("there is a GPU")
     name, *rest = arguments
     more = ["--out", str(tmp_path)] if name == "paired.py" else []

@@ -1,6 +1,7 @@
 // Stands in for libcuda.so.1 where a test needs a driver that answers "unknown error" for a while: FLAKY_TIMES calls of
 // FLAKY_CALL, the first after FLAKY_AFTER good ones, answer FLAKY_CODE; all those within FLAKY_SECONDS of the first, if
-// that is set; with FLAKY_PLAIN what nobody else may open is granted all the same. Its memory is numbers; nothing can be read from it or written to it.
+// that is set; with FLAKY_PLAIN what nobody else may open is granted all the same. Its memory is numbers; nothing can be
+// read from it or written to it.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -193,7 +193,7 @@ assert told[12 * MiB] == "3:F" and not told[20 * MiB], told
 
 def test_history_that_is_off_records_nothing(python):
     """Before it was ever on, while it is on, and after: what was recorded stays, and nothing comes to it. What a call takes
-    then is bench/native_calls.py's to measure."""
+    then is bench/history_cost.py's to measure."""
     run(python, """
 def pairs(n):
     alloc, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete

@@ -36,7 +36,8 @@ def _text(value):
     "backing:vmm", "backing:Contiguous", "alias:off", "alias:False", "debug:1", "grow_ratio:0.05", "grow_ratio:0",
     "grow_slack:0", "driver:emulated,emulated_capacity:1GiB,emulated_devices:64", "trace:yes",
     " limit : 1KiB , alias:no,", "limit:.5GiB", "limit:5.GiB", "grow_ratio:.5", "grow_ratio:5e-1", "grow_ratio: 0.5",
-    "grow_ratio:1e-5", "emulated_devices:007", "emulated_devices:0064", "grow_ratio:0e-999", "grow_ratio:4e-324",
+    "grow_ratio:1e-5", "emulated_devices:007", "emulated_devices:0064", "emulated_devices:" + "0" * 5000 + "7",
+    "grow_ratio:0e-999", "grow_ratio:4e-324",
     "limit:\v1\fKiB\r", "\tlimit\n:1KiB", "limit:63.999999999999999TiB", "emulated_capacity:0.5B", "grow_slack:2.5B",
 ])
 def test_both_parsers_agree(text):
