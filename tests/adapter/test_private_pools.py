@@ -166,6 +166,34 @@ def test_frees_by_another_thread_while_a_checkpoint_is_restored_are_not_lost(poo
     """, conf="driver='emulated', emulated_capacity='64GiB'")
 
 
+def test_what_another_thread_is_handed_while_a_checkpoint_is_restored_stays_its_own(pools):
+    """At addresses that the restoring has just freed, before ours has learnt that it did."""
+    pools("""
+        import threading
+        reused = 0
+        for turn in range(3):
+            pool = (turn + 2, 0)
+            _torch.begin_pool(pool)
+            kept = [_torch.allocate_on(512) for _ in range(3000)]  # ours is busy for a while with these
+            state = _torch.checkpoint(pool)
+            later = {_torch.raw_alloc(512) for _ in range(50)}
+            before = facts()["live"] - len(later)
+            other = threading.Thread(target=lambda: _torch.restore(state))
+            other.start()
+            while facts().get("restore", 0) <= turn:
+                pass
+            handed = [_torch.raw_alloc(512) for _ in range(20)]
+            other.join()
+            _torch.end_pool(pool)
+            reused += len(later & set(handed))
+            assert facts()["live"] == before + len(handed)
+            for address in handed:
+                _torch.raw_delete(address)
+            assert facts()["live"] == before and own("forwarded_live_bytes.current") == before * 512
+        assert reused, "nothing was handed out again: this tests nothing"
+    """, conf="driver='emulated', emulated_capacity='64GiB'")
+
+
 def test_statistics_of_both_with_their_joint_peak(pools):
     pools("""
         eager = [_torch.allocate_on(8 * MiB)]
